@@ -1,0 +1,150 @@
+"""The contracts of radixlink: values, protocols and errors that its parts meet in. No behaviour, no I/O, no torch at run time.
+
+What you implement, by what you are:
+
+* a store backend: `PageStore` and `StoreFactory` (no torch, no tree, no ranks);
+* an engine: `RequestKV` and `SlotAllocator`; you call `PrefixCache` and `LinkedPrefixCache`;
+* a transfer engine of your own: `UnifiedCacheLinker`;
+* a tree or a component: `LinkedTreeCore`, `LinkerComponent`;
+* a way for ranks to talk: `RankGroup`; a device: `Copier`, `Fence`, `DevicePool`.
+
+What its docstring calls provisional is typed but may change until the part that needs it lands.
+"""
+
+from radixlink_contracts._bits import PageBits
+from radixlink_contracts._comm import RankGroup
+from radixlink_contracts._component import LinkerComponent, TreeComponent, TreeHooks
+from radixlink_contracts._controller import (
+    NOTHING_HAPPENED,
+    LayerWisePrefixCache,
+    LinkedPrefixCache,
+    LoadAdmitted,
+    LoadBack,
+    LoadMiss,
+    LoadWaiting,
+    PrefixCache,
+    StepReport,
+)
+from radixlink_contracts._device import (
+    ByteRegion,
+    Copier,
+    DevicePool,
+    Fence,
+    LayerCounter,
+    Staging,
+)
+from radixlink_contracts._engine import PairedAllocator, RequestKV, SlotAllocator, StateAllocator
+from radixlink_contracts._evict import EvictParams, EvictResult
+from radixlink_contracts._ids import BatchIndex, NodeId, OperationId, RequestId
+from radixlink_contracts._insert import AdoptedRanges, InsertOrigin, InsertParams, InsertResult
+from radixlink_contracts._keys import (
+    DEFAULT_NAMESPACE,
+    PAGE_KEY_BYTES,
+    Namespace,
+    PageKeys,
+    PageKeySource,
+    RadixKey,
+)
+from radixlink_contracts._linker import (
+    Completion,
+    LoadMode,
+    OperationTicket,
+    Outcome,
+    UnifiedCacheLinker,
+)
+from radixlink_contracts._locks import (
+    DecLockRefParams,
+    IncLockRefParams,
+    IncLockRefResult,
+    ReceiptId,
+)
+from radixlink_contracts._match import ExternalMatch, MatchPrefixParams, MatchResult
+from radixlink_contracts._phases import ExternalLinkerLoadPhase, LinkerTransferPhase
+from radixlink_contracts._pools import ComponentType, PoolHitPolicy, PoolName
+from radixlink_contracts._runtime import Clock, Executor
+from radixlink_contracts._store import (
+    CacheIdentity,
+    PageHandles,
+    PageStore,
+    PoolLayout,
+    Shard,
+    StoreConfig,
+    StoreFactory,
+    Touchable,
+)
+from radixlink_contracts._transfers import PoolTransfer, PoolTransferResult
+from radixlink_contracts._tree import LinkedTreeCore, TreeCore, TreeNodeView
+
+__all__ = [
+    "DEFAULT_NAMESPACE",
+    "NOTHING_HAPPENED",
+    "PAGE_KEY_BYTES",
+    "AdoptedRanges",
+    "BatchIndex",
+    "ByteRegion",
+    "CacheIdentity",
+    "Clock",
+    "Completion",
+    "ComponentType",
+    "Copier",
+    "DecLockRefParams",
+    "DevicePool",
+    "EvictParams",
+    "EvictResult",
+    "Executor",
+    "ExternalLinkerLoadPhase",
+    "ExternalMatch",
+    "Fence",
+    "IncLockRefParams",
+    "IncLockRefResult",
+    "InsertOrigin",
+    "InsertParams",
+    "InsertResult",
+    "LayerCounter",
+    "LayerWisePrefixCache",
+    "LinkedPrefixCache",
+    "LinkedTreeCore",
+    "LinkerComponent",
+    "LinkerTransferPhase",
+    "LoadAdmitted",
+    "LoadBack",
+    "LoadMiss",
+    "LoadMode",
+    "LoadWaiting",
+    "MatchPrefixParams",
+    "MatchResult",
+    "Namespace",
+    "NodeId",
+    "OperationId",
+    "OperationTicket",
+    "Outcome",
+    "PageBits",
+    "PageHandles",
+    "PageKeySource",
+    "PageKeys",
+    "PageStore",
+    "PairedAllocator",
+    "PoolHitPolicy",
+    "PoolLayout",
+    "PoolName",
+    "PoolTransfer",
+    "PoolTransferResult",
+    "PrefixCache",
+    "RadixKey",
+    "RankGroup",
+    "ReceiptId",
+    "RequestId",
+    "RequestKV",
+    "Shard",
+    "SlotAllocator",
+    "StateAllocator",
+    "StepReport",
+    "StoreConfig",
+    "StoreFactory",
+    "Touchable",
+    "TreeComponent",
+    "TreeCore",
+    "TreeHooks",
+    "TreeNodeView",
+    "UnifiedCacheLinker",
+]

@@ -1,0 +1,101 @@
+"""`PageBits`: one bit for each page of a sequence, in one integer."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import attrs
+
+from radixlink_contracts.errors import ContractError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+
+@attrs.frozen
+class PageBits:
+    """A yes or no for each of `count` pages: bit i belongs to page i.
+
+    One Python integer carries all bits, so that an AND over thousands of pages is one operation and no list is built.
+
+    Attributes:
+        mask: The bits; bits at and above `count` are 0.
+        count: How many pages the value speaks of.
+    """
+
+    mask: int
+    count: int
+
+    def __attrs_post_init__(self) -> None:
+        """Refuse bits that belong to no page."""
+        if self.count < 0 or self.mask < 0 or self.mask >> self.count:
+            msg = f"PageBits: expected a mask of {self.count} bits, got {self.mask:#x}"
+            raise ContractError(msg)
+
+    @classmethod
+    def none(cls, count: int) -> PageBits:
+        """No page of `count`."""
+        return cls(0, count)
+
+    @classmethod
+    def all(cls, count: int) -> PageBits:
+        """Every page of `count`."""
+        return cls((1 << count) - 1, count)
+
+    @classmethod
+    def of(cls, pages: Iterable[int], count: int) -> PageBits:
+        """Just the pages named.
+
+        Raises:
+            ContractError: A page is outside 0..count-1.
+        """
+        mask = 0
+        for page in pages:
+            if not 0 <= page < count:
+                msg = f"PageBits: expected a page in 0..{count - 1}, got {page}"
+                raise ContractError(msg)
+            mask |= 1 << page
+        return cls(mask, count)
+
+    @property
+    def complete(self) -> bool:
+        """True when every page's bit is set (so also for no pages)."""
+        return self.mask == (1 << self.count) - 1
+
+    @property
+    def leading(self) -> int:
+        """How many pages from page 0 on are set without a hole."""
+        holes = ~self.mask & ((1 << self.count) - 1)
+        return self.count if not holes else (holes & -holes).bit_length() - 1
+
+    @property
+    def total(self) -> int:
+        """How many pages are set."""
+        return self.mask.bit_count()
+
+    def __and__(self, other: PageBits) -> PageBits:
+        """Pages set in both.
+
+        Raises:
+            ContractError: The two speak of different numbers of pages.
+        """
+        if self.count != other.count:
+            msg = f"PageBits: expected {self.count} pages on both sides of &, got {other.count}"
+            raise ContractError(msg)
+        return PageBits(self.mask & other.mask, self.count)
+
+    def __len__(self) -> int:
+        """How many pages the value speaks of."""
+        return self.count
+
+    def __contains__(self, page: int) -> bool:
+        """True when the page's bit is set."""
+        return 0 <= page < self.count and bool(self.mask >> page & 1)
+
+    def __iter__(self) -> Iterator[int]:
+        """The pages that are set, ascending."""
+        mask = self.mask
+        while mask:
+            lowest = mask & -mask
+            yield lowest.bit_length() - 1
+            mask ^= lowest

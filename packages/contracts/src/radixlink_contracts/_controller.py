@@ -1,0 +1,251 @@
+"""The controller: the calls an engine makes, at which point of its loop, and what they answer.
+
+A request's life::
+
+    match_prefix        -> UNKNOWN: keep it waiting   MISS: compute   HIT: init_load_back
+    init_load_back      -> LoadWaiting: it stays in the queue   LoadAdmitted: run it   LoadMiss: compute
+    ready_to_load_host_cache   starts everything queued, once a scheduler iteration
+    step                -> which requests landed or failed, and which may match again
+
+All calls are made on the scheduler thread, on all ranks, in the same order with the same arguments. An abort is told
+only after the engine's ranks agreed on it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol, TypeAlias
+
+import attrs
+
+if TYPE_CHECKING:
+    from radixlink_contracts._engine import RequestKV
+    from radixlink_contracts._evict import EvictParams, EvictResult
+    from radixlink_contracts._ids import BatchIndex, OperationId, RequestId
+    from radixlink_contracts._insert import InsertParams, InsertResult
+    from radixlink_contracts._linker import UnifiedCacheLinker
+    from radixlink_contracts._locks import DecLockRefParams, IncLockRefParams, IncLockRefResult
+    from radixlink_contracts._match import MatchPrefixParams, MatchResult
+
+
+@attrs.frozen(kw_only=True)
+class LoadWaiting:
+    """A staged load was queued: the request stays in the queue until `step` names it.
+
+    Attributes:
+        operation_id: The load.
+    """
+
+    operation_id: OperationId
+
+
+@attrs.frozen(kw_only=True)
+class LoadAdmitted:
+    """A layer-wise load was queued: the request runs at once (provisional).
+
+    Attributes:
+        num_tokens: Tokens that will be there, beyond the device prefix.
+    """
+
+    num_tokens: int
+
+
+@attrs.frozen(kw_only=True)
+class LoadMiss:
+    """Nothing will be loaded: compute what the device lacks.
+
+    Attributes:
+        reason: Why, for people.
+    """
+
+    reason: str
+
+
+LoadBack: TypeAlias = LoadWaiting | LoadAdmitted | LoadMiss
+"""What `init_load_back` answers."""
+
+
+@attrs.frozen(kw_only=True)
+class StepReport:
+    """What one step decided, the same on every rank. Each request is named once for each operation it had.
+
+    Attributes:
+        landed: Requests whose pages are in the tree now: match again, and the device has them.
+        failed: Requests whose load failed: match again, and compute.
+        ready: Other requests that may match again: their lookup is answered, or what they waited for ended.
+        num_offloads_stored: Offloads that every rank confirmed.
+        num_offloads_failed: Offloads that some rank did not.
+    """
+
+    landed: tuple[RequestId, ...] = ()
+    failed: tuple[RequestId, ...] = ()
+    ready: tuple[RequestId, ...] = ()
+    num_offloads_stored: int = 0
+    num_offloads_failed: int = 0
+
+
+NOTHING_HAPPENED = StepReport()
+"""The report of an idle step."""
+
+
+class PrefixCache(Protocol):
+    """The calls that engines know by these names.
+
+    Ranks: all, the same order.
+    Thread: the scheduler's.
+    """
+
+    def match_prefix(self, params: MatchPrefixParams) -> MatchResult:
+        """Match a request; the first match with a request id also submits its external lookup.
+
+        When: for each waiting request, before admission; again whenever `step` names it.
+        Mutates: splits and recency only; allocates nothing, communicates nothing. Twice without a `step` between
+            gives the same answer.
+        """
+        ...
+
+    def insert(self, params: InsertParams) -> InsertResult:
+        """Insert computed pages, give duplicates back, and start the offloads that are due.
+
+        When: after a batch's results are processed, for finished and chunked requests.
+        Raises:
+            AgreementError: The replica has failed; only `reset` helps.
+        """
+        ...
+
+    def evict(self, params: EvictParams) -> EvictResult:
+        """Evict, and give the slots back.
+
+        When: before an allocation that would not fit.
+        """
+        ...
+
+    def inc_lock_ref(self, params: IncLockRefParams) -> IncLockRefResult:
+        """Lock what a request matched.
+
+        When: at admission, right after the match.
+        """
+        ...
+
+    def dec_lock_ref(self, params: DecLockRefParams) -> None:
+        """Release it.
+
+        When: after the request's insert, or its abort.
+        """
+        ...
+
+    def init_load_back(self, request: RequestKV) -> LoadBack:
+        """Queue the load of what a HIT promised.
+
+        When: at admission of a request whose match said HIT, instead of computing.
+        Mutates: evicts and allocates; takes a lock first. A miss leaves everything else as it was.
+        """
+        ...
+
+    def ready_to_load_host_cache(self) -> BatchIndex | None:
+        """Start all queued loads.
+
+        When: once an iteration, after admission and before the batch is launched; it counts as a launch.
+        """
+        ...
+
+    def release_aborted_request(self, request_id: RequestId) -> None:
+        """Forget a request in whatever state it is. Idempotent; a load that was started is decided for nobody.
+
+        When: after the engine's ranks agreed on the abort, and also when a request is finished.
+        """
+        ...
+
+    def reset(self) -> None:
+        """Drop every operation, node and slot; afterwards nothing is locked, pending or leaked. Idempotent.
+
+        When: no forward runs. The only way on after an `AgreementError`.
+        """
+        ...
+
+    def release_host_resources(self) -> None:
+        """Close the linker. Idempotent.
+
+        When: the engine ends.
+        """
+        ...
+
+
+class LinkedPrefixCache(PrefixCache, Protocol):
+    """The calls that drive a linker.
+
+    Ranks: all, the same order.
+    Thread: the scheduler's.
+    """
+
+    def init_cache_linker(self, linker: UnifiedCacheLinker) -> None:
+        """Attach an external store to this cache.
+
+        When: before serving, or between batches; what is in the tree already takes part.
+        Raises:
+            ContractError: The linker lacks the pool of a component.
+            InvalidTransitionError: A linker is attached already.
+            AgreementError: Ranks attach with different settings.
+        """
+        ...
+
+    @property
+    def num_outstanding(self) -> int:
+        """Lookups and operations that are not over, a replicated number: 0 when `step` has nothing to agree."""
+        ...
+
+    def check_hicache_events(self) -> StepReport:
+        """`step`, under the name that engines know."""
+        ...
+
+    def step(self) -> StepReport:
+        """Exchange what each rank knows, and carry out what is agreed. `check_hicache_events` is its alias.
+
+        When: once a scheduler iteration, before any decision about a request.
+        Raises:
+            AgreementError: Ranks differ, or one did not come in time. Fatal until `reset` by all ranks.
+
+        Cost: one collective when anything is outstanding and every 64th step; none in a group of one.
+        """
+        ...
+
+    def prefetch(self, params: MatchPrefixParams) -> None:
+        """Submit the lookup of a request before its first match.
+
+        When: as soon as the request is known to all ranks.
+        """
+        ...
+
+    def batch_retired(self, num_batches: int) -> None:
+        """So many launched batches have had their results processed, in launch order.
+
+        When: after each batch. Slots retired before are free once no batch can read them.
+        """
+        ...
+
+    def detach(self) -> None:
+        """Take the linker off: what is outstanding is dropped, the tree stays. Idempotent."""
+        ...
+
+
+class LayerWisePrefixCache(LinkedPrefixCache, Protocol):
+    """The calls of layer-wise loads, recurrent states and explanation (provisional)."""
+
+    def finish_loads(self, batch: BatchIndex | None) -> StepReport:
+        """Agree on the layer-wise loads of a batch.
+
+        When: after its forward was launched and before its results are processed.
+        """
+        ...
+
+    def fork_state(self, request: RequestKV) -> int | None:
+        """Give a request its own copy of the recurrent state at the end of its match.
+
+        When: at admission.
+        Returns:
+            The slot, or None when there is no room.
+        """
+        ...
+
+    def explain(self, request_id: RequestId) -> str:
+        """Why the request's hit was what it was, by page, pool and rank."""
+        ...

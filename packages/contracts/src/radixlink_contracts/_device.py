@@ -1,0 +1,168 @@
+"""Between a device pool and host memory: regions, copies, fences. No store ever sees a device pointer."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+import attrs
+
+from radixlink_contracts.errors import ContractError
+
+if TYPE_CHECKING:
+    import torch
+
+    from radixlink_contracts._ids import BatchIndex
+    from radixlink_contracts._pools import PoolName
+    from radixlink_contracts._transfers import PoolTransfer
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class ByteRegion:
+    """Some rows of one buffer: the pages of a transfer in one layer range.
+
+    Attributes:
+        rows: The whole buffer, a page's bytes of that range in each row. Shape: (pages of the pool, row bytes) uint8.
+        index: Which rows. Shape: (num_pages,) int64.
+    """
+
+    rows: torch.Tensor
+    index: torch.Tensor
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Staging:
+    """Host memory that one operation owns while bytes go through it; pinned where that helps.
+
+    Attributes:
+        tensor: Shape: (num_bytes,) uint8.
+        buffer: The same memory, writable, for stores.
+    """
+
+    tensor: torch.Tensor
+    buffer: memoryview
+
+    def __attrs_post_init__(self) -> None:
+        """Refuse two views of different size."""
+        if self.tensor.numel() != self.buffer.nbytes:
+            msg = f"Staging: expected {self.tensor.numel()} bytes, got {self.buffer.nbytes}"
+            raise ContractError(msg)
+
+
+class Fence(Protocol):
+    """The end of copies that were started. Waiting is never hidden: whoever needs the bytes asks."""
+
+    def done(self) -> bool:
+        """True when the copies have ended. Does not wait."""
+        ...
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait for the end of the copies.
+
+        Returns:
+            False when `timeout_s` seconds passed first.
+        """
+        ...
+
+
+class Copier(Protocol):
+    """Copies between device rows and staging, a layer range at a time.
+
+    Thread: any, one call at a time for each copier.
+    """
+
+    def staging(self, num_bytes: int) -> Staging:
+        """New staging memory.
+
+        Owns: the caller; it is free when nothing refers to it.
+        """
+        ...
+
+    def gather(self, region: ByteRegion, out: torch.Tensor) -> Fence:
+        """Copy rows out of the device.
+
+        Args:
+            region: What to read.
+            out: Staging. Shape: (num_pages * row bytes,) uint8.
+
+        Cost: one indexed copy, no loop over pages.
+        """
+        ...
+
+    def scatter(self, region: ByteRegion, source: torch.Tensor) -> Fence:
+        """Copy rows into the device.
+
+        Args:
+            region: What to write.
+            source: Staging. Shape: (num_pages * row bytes,) uint8.
+
+        Cost: one indexed copy, no loop over pages.
+        """
+        ...
+
+
+class DevicePool(Protocol):
+    """One physical pool, as a transfer needs to see it: a byte row for each page in each layer range."""
+
+    @property
+    def name(self) -> PoolName:
+        """Which pool."""
+        ...
+
+    @property
+    def range_bytes(self) -> tuple[int, ...]:
+        """Bytes of a page in each layer range. Equal to the `PoolLayout.range_bytes` of its store."""
+        ...
+
+    def page_rows(self, transfer: PoolTransfer) -> torch.Tensor:
+        """The rows of a transfer's pages.
+
+        Returns:
+            Shape: (num_pages,) int64.
+
+        Raises:
+            ContractError: A page is not contiguous and aligned, or is outside the pool.
+        """
+        ...
+
+    def region(self, layer_range: int, page_rows: torch.Tensor) -> ByteRegion:
+        """Those rows in one layer range."""
+        ...
+
+
+class LayerCounter(Protocol):
+    """Lets a forward wait for each layer of a batch of layer-wise loads (provisional, with layer-wise loading).
+
+    A failed layer is a value: `wait_until` returns, and `finish` says that the batch did not land.
+    """
+
+    def update_producer(self) -> BatchIndex:
+        """Open a batch; all its layers are outstanding."""
+        ...
+
+    def set_consumer(self, batch: BatchIndex | None) -> None:
+        """The next forward waits for this batch, or for none."""
+        ...
+
+    def complete(self, batch: BatchIndex, layer: int) -> None:
+        """A layer has landed."""
+        ...
+
+    def fail(self, batch: BatchIndex) -> None:
+        """The layers that have not landed never will."""
+        ...
+
+    def wait_until(self, layer: int) -> None:
+        """Return when the consumer's layer is decided, or its deadline has passed."""
+        ...
+
+    def finish(self, batch: BatchIndex) -> bool:
+        """Wait until every layer is decided and forget the batch.
+
+        Returns:
+            True when all of them landed.
+        """
+        ...
+
+    def reset(self) -> None:
+        """Forget every batch."""
+        ...

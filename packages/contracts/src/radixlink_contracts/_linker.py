@@ -1,0 +1,172 @@
+"""`UnifiedCacheLinker`: an external store, as the wrapper drives it."""
+
+from __future__ import annotations
+
+import enum
+from typing import TYPE_CHECKING, Protocol
+
+import attrs
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from radixlink_contracts._device import LayerCounter
+    from radixlink_contracts._ids import BatchIndex, OperationId, RequestId
+    from radixlink_contracts._pools import PoolName
+    from radixlink_contracts._transfers import PoolTransfer, PoolTransferResult
+
+
+class Outcome(enum.Enum):
+    """How this rank's part of an operation ended."""
+
+    #: All bytes are where they belong.
+    LANDED = "landed"
+    #: Not all are, and no more will come.
+    FAILED = "failed"
+
+
+@attrs.frozen(kw_only=True)
+class Completion:
+    """One event in the life of an operation on this rank.
+
+    Attributes:
+        op: The operation.
+        outcome: How it ended. The first one said is the one that counts.
+        quiesced: True when this rank touches the operation's slots no more. One that is not is followed by a second
+            that is: a deadline may say failed, never quiesced.
+    """
+
+    op: OperationId
+    outcome: Outcome
+    quiesced: bool
+
+
+class LoadMode(enum.Enum):
+    """How a load meets its request."""
+
+    #: The request waits until every rank has all bytes.
+    STAGED = "staged"
+    #: The forward waits for each layer (provisional).
+    LAYER_WISE = "layer_wise"
+
+
+class OperationTicket(Protocol):
+    """An operation, as a backend sees it."""
+
+    @property
+    def op(self) -> OperationId:
+        """Its id."""
+        ...
+
+    @property
+    def decided(self) -> bool:
+        """True once the ranks agreed on how it ended: touch no more of its slots.
+
+        Thread: any. Asked before each copy.
+        """
+        ...
+
+
+class UnifiedCacheLinker(Protocol):
+    """Moves pages between the device pools of one rank and an external store.
+
+    Every accepted operation ends in exactly one outcome, by a deadline, and is quiesced soon after. Nothing here
+    communicates between ranks: agreement is the wrapper's.
+
+    Ranks: local.
+    Thread: the scheduler's, but for `lookup`.
+    Errors: an exception out of any method counts as that operation's failure.
+    """
+
+    @property
+    def pools(self) -> frozenset[PoolName]:
+        """The pools that it can hold."""
+        ...
+
+    @property
+    def layer_done_counter(self) -> LayerCounter | None:
+        """What a forward waits on; None where layer-wise loads are not offered (provisional)."""
+        ...
+
+    def lookup(
+        self, request_id: RequestId, transfers: Sequence[PoolTransfer]
+    ) -> PoolTransferResult:
+        """Say which prefixes of the asked pages can be restored on this rank. Changes nothing but recency.
+
+        Thread: an executor's; several at once.
+        """
+        ...
+
+    def load(
+        self, ticket: OperationTicket, transfers: Sequence[PoolTransfer], mode: LoadMode
+    ) -> bool:
+        """Queue a load; nothing moves before the start call.
+
+        Returns:
+            False where it is refused; nothing of it stays then.
+        """
+        ...
+
+    def start_layer_wise_loading(self) -> BatchIndex | None:
+        """Start all queued loads, staged ones too.
+
+        Returns:
+            The batch of the layer-wise ones for the layer counter; None where there are none.
+        """
+        ...
+
+    def finish_layer_wise_loading(self, batch: BatchIndex | None) -> bool:
+        """Wait until the layer-wise loads of a batch touch the device no more.
+
+        Returns:
+            True when all of them landed, so also for None (provisional).
+        """
+        ...
+
+    def cancel_queued_load(self, op: OperationId) -> bool:
+        """Take back a load that was not started.
+
+        Returns:
+            True when it was queued and is now forgotten; no completion follows.
+        """
+        ...
+
+    def num_completed_loads(self) -> int:
+        """How many load completions wait to be popped."""
+        ...
+
+    def pop_completed_load(self) -> Completion:
+        """The oldest load completion.
+
+        Raises:
+            ContractError: There is none.
+        """
+        ...
+
+    def offload(self, ticket: OperationTicket, transfers: Sequence[PoolTransfer]) -> bool:
+        """Queue the storing of one node, all or nothing. What a failed one left in the store is harmless.
+
+        Returns:
+            False where it is refused.
+        """
+        ...
+
+    def num_completed_offloads(self) -> int:
+        """How many offload completions wait to be popped."""
+        ...
+
+    def pop_completed_offload(self) -> Completion:
+        """The oldest offload completion.
+
+        Raises:
+            ContractError: There is none.
+        """
+        ...
+
+    def reset(self) -> None:
+        """Drop what is queued and every completion; return when no transfer touches device memory. Idempotent."""
+        ...
+
+    def close(self) -> None:
+        """`reset`, and release everything. Idempotent."""
+        ...

@@ -1,0 +1,57 @@
+"""Match: what of a sequence is cached, on the device and outside."""
+
+from __future__ import annotations
+
+import enum
+from typing import TYPE_CHECKING
+
+import attrs
+
+if TYPE_CHECKING:
+    from radixlink_contracts._ids import NodeId, OperationId, RequestId
+    from radixlink_contracts._keys import RadixKey
+
+
+class ExternalMatch(enum.Enum):
+    """What is agreed about the part of a sequence that the device lacks."""
+
+    #: Nobody asked: there is no linker, no request, or no whole page is missing.
+    NOT_ASKED = "not_asked"
+    #: The lookup is on its way, or another request's load of the next page is: keep the request waiting.
+    UNKNOWN = "unknown"
+    #: Nothing can be restored: compute.
+    MISS = "miss"
+    #: `MatchResult.host_hit_length` tokens can be restored on every rank.
+    HIT = "hit"
+
+
+@attrs.frozen(kw_only=True)
+class MatchPrefixParams:
+    """What to match.
+
+    Attributes:
+        key: The sequence. Only whole pages match.
+        request_id: Names the request whose external lookup the answer belongs to; None asks for the device part only.
+    """
+
+    key: RadixKey
+    request_id: RequestId | None = None
+
+
+@attrs.frozen(kw_only=True)
+class MatchResult:
+    """What was found. All lengths are tokens and multiples of the page size.
+
+    Attributes:
+        device_prefix_len: How much of the sequence is on the device.
+        last_device_node: The node where that part ends (the root for 0). Its path's indices are read on demand.
+        external: What is agreed about the rest.
+        host_hit_length: Tokens beyond `device_prefix_len` that can be restored; 0 unless `external` is HIT.
+        waiting_on: The operation that already loads the first missing page, where one does.
+    """
+
+    device_prefix_len: int
+    last_device_node: NodeId
+    external: ExternalMatch = ExternalMatch.NOT_ASKED
+    host_hit_length: int = 0
+    waiting_on: OperationId | None = None

@@ -1,0 +1,33 @@
+"""Names of what is cached: components of a model's attention, and the physical pools that hold them."""
+
+from __future__ import annotations
+
+import enum
+
+
+class ComponentType(enum.IntEnum):
+    """A kind of attention state. The number is the place of its data in a node.
+
+    FULL is the base: it decides whether a node exists. SWA and MAMBA are provisional until their components land.
+    """
+
+    FULL = 0
+    SWA = 1
+    MAMBA = 2
+
+
+class PoolName(enum.StrEnum):
+    """A physical pool that pages are stored for. The value is part of a store's identity and never changes."""
+
+    KV = "kv"
+    SWA = "swa"
+    MAMBA = "mamba"
+
+
+class PoolHitPolicy(enum.StrEnum):
+    """Which pages of a pool must exist so that a prefix of L pages can be restored."""
+
+    #: Every page in [0, L).
+    ALL_PAGES = "all_pages"
+    #: Every page in [max(0, L - T), L), T being the number of keys in that pool's lookup (at least 1). Provisional.
+    TRAILING_PAGES = "trailing_pages"

@@ -1,0 +1,32 @@
+"""Time and threads, handed in: the simulator owns both."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+class Clock(Protocol):
+    """A clock that only goes forward. Local: no replicated decision is made of it."""
+
+    def now(self) -> float:
+        """Seconds since some fixed moment of this process."""
+        ...
+
+
+class Executor(Protocol):
+    """Runs work off the scheduler thread."""
+
+    def submit(self, task: Callable[[], None]) -> None:
+        """Run a task, at some time, on some other thread. The task lets no exception out.
+
+        Raises:
+            InvalidTransitionError: The executor was closed.
+        """
+        ...
+
+    def close(self) -> None:
+        """Take no more tasks and return when those taken have ended. Idempotent."""
+        ...

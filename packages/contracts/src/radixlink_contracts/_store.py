@@ -1,0 +1,291 @@
+"""`PageStore`: the narrow waist for backend authors. No torch, no tree, no ranks: pages of bytes under 32-byte keys."""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol
+
+import attrs
+from typing_extensions import Buffer
+
+from radixlink_contracts.errors import ContractError
+
+if TYPE_CHECKING:
+    from radixlink_contracts._bits import PageBits
+    from radixlink_contracts._keys import PageKeys
+    from radixlink_contracts._pools import PoolName
+
+
+def _digest(fields: Sequence[bytes]) -> bytes:
+    """SHA-256 over fields framed by their lengths, so that no two lists of fields collide."""
+    digest = hashlib.sha256()
+    for field in fields:
+        digest.update(len(field).to_bytes(8, "little"))
+        digest.update(field)
+    return digest.digest()
+
+
+@attrs.frozen(kw_only=True)
+class CacheIdentity:
+    """What a page's bytes mean. Two engines share pages if and only if all of this is equal.
+
+    Attributes:
+        model: The model's name.
+        revision: Which weights: a commit or a digest of them.
+        dtype: Element type of the cache, for example "float32".
+        page_size: Tokens of a page.
+        num_layers: Layers of the model.
+        layout: How a page's bytes are laid out within a layer range, geometry included, for example
+            "k|v;heads=3;dim=64".
+    """
+
+    model: str
+    revision: str
+    dtype: str
+    page_size: int
+    num_layers: int
+    layout: str
+
+    def __attrs_post_init__(self) -> None:
+        """Refuse an identity with a field unknown: its pages could be taken for another's."""
+        for name in ("model", "revision", "dtype", "layout"):
+            if not getattr(self, name):
+                msg = f"CacheIdentity: expected {name} to be known, got an empty string"
+                raise ContractError(msg)
+        if self.page_size < 1 or self.num_layers < 1:
+            msg = (
+                "CacheIdentity: expected page_size and num_layers of at least 1, "
+                f"got {self.page_size} and {self.num_layers}"
+            )
+            raise ContractError(msg)
+
+    @property
+    def fingerprint(self) -> bytes:
+        """32 bytes that differ when any field differs."""
+        return _digest(
+            [
+                b"radixlink-identity-v1",
+                self.model.encode(),
+                self.revision.encode(),
+                self.dtype.encode(),
+                str(self.page_size).encode(),
+                str(self.num_layers).encode(),
+                self.layout.encode(),
+            ]
+        )
+
+
+@attrs.frozen(kw_only=True)
+class Shard:
+    """Which part of each page a rank holds, for example its share of the heads.
+
+    Attributes:
+        index: 0..count-1.
+        count: How many parts there are; 1 where ranks hold replicas.
+    """
+
+    index: int = 0
+    count: int = 1
+
+    def __attrs_post_init__(self) -> None:
+        """Refuse a part that does not exist."""
+        if not 0 <= self.index < self.count:
+            msg = f"Shard: expected an index in 0..{self.count - 1}, got {self.index}"
+            raise ContractError(msg)
+
+
+@attrs.frozen(kw_only=True)
+class PoolLayout:
+    """The objects of one `PageStore`: one pool, one shard, one size, one identity.
+
+    Attributes:
+        identity: What the bytes mean.
+        pool: The pool they come from.
+        shard: The part of each page.
+        range_bytes: Bytes of a page in each layer range, in layer order. Ranges are read one by one.
+    """
+
+    identity: CacheIdentity
+    pool: PoolName
+    shard: Shard = attrs.field(factory=Shard)
+    range_bytes: tuple[int, ...]
+
+    def __attrs_post_init__(self) -> None:
+        """Refuse an object of no bytes."""
+        if not self.range_bytes or min(self.range_bytes) < 1:
+            msg = f"PoolLayout: expected layer ranges of at least 1 byte, got {self.range_bytes}"
+            raise ContractError(msg)
+
+    @property
+    def page_bytes(self) -> int:
+        """Bytes of a whole page."""
+        return sum(self.range_bytes)
+
+    @property
+    def fingerprint(self) -> bytes:
+        """32 bytes that differ when any field differs."""
+        return _digest(
+            [
+                b"radixlink-layout-v1",
+                self.identity.fingerprint,
+                self.pool.value.encode(),
+                str(self.shard.index).encode(),
+                str(self.shard.count).encode(),
+                ",".join(map(str, self.range_bytes)).encode(),
+            ]
+        )
+
+
+def _zeros(count: int) -> array[int]:
+    """`count` unsigned 64-bit zeros."""
+    return array("Q", bytes(8 * count))
+
+
+@attrs.frozen(kw_only=True)
+class PageHandles:
+    """One generation of each of some pages, as `open` found them: every read of a load is of the same write.
+
+    Attributes:
+        keys: The pages.
+        found: Which of them there are; the other places of the arrays mean nothing.
+        slots: Where each page is, in the store's own terms. Shape: (num_pages,) typecode "Q".
+        generations: Which write of that place. Shape: (num_pages,) typecode "Q".
+        writers: The process that wrote it, 0 where the store does not know. Shape: (num_pages,) typecode "Q".
+    """
+
+    keys: PageKeys
+    found: PageBits
+    slots: array[int]
+    generations: array[int]
+    writers: array[int]
+
+    def __attrs_post_init__(self) -> None:
+        """Refuse columns of different length."""
+        lengths = {len(self.found), len(self.slots), len(self.generations), len(self.writers)}
+        if lengths != {len(self.keys)}:
+            msg = f"PageHandles: expected {len(self.keys)} rows in each column, got {lengths}"
+            raise ContractError(msg)
+
+    @classmethod
+    def missing(cls, keys: PageKeys, found: PageBits) -> PageHandles:
+        """Handles without a place: for stores that find a page by its key alone."""
+        count = len(keys)
+        return cls(
+            keys=keys,
+            found=found,
+            slots=_zeros(count),
+            generations=_zeros(count),
+            writers=_zeros(count),
+        )
+
+
+class PageStore(Protocol):
+    """Pages of bytes under 32-byte keys, shared by whoever opens the same place.
+
+    A page is immutable: its key says what it is, and the first writer wins. A page may vanish at any time; that is a
+    miss. What cannot be read whole and right is a miss too, never wrong bytes.
+
+    Thread: several executor threads at once, any method.
+    Ranks: local.
+    Errors: `StorageError` and its children; a miss is no error.
+    """
+
+    @property
+    def layout(self) -> PoolLayout:
+        """What its objects are."""
+        ...
+
+    def contains(self, keys: PageKeys) -> PageBits:
+        """Which pages are there. A hint: only `read` tells whether they are right."""
+        ...
+
+    def open(self, keys: PageKeys, ttl_s: float) -> PageHandles:
+        """Find pages for a load, raise their recency, and ask that they be kept for `ttl_s` seconds.
+
+        The lease is advice to eviction, not a promise.
+        """
+        ...
+
+    def read(self, handles: PageHandles, layer_range: int, out: Buffer) -> PageBits:
+        """Read one layer range of each page that was found.
+
+        Args:
+            handles: From `open` of this store.
+            layer_range: Index into `layout.range_bytes`.
+            out: Writable. Shape: (num_pages, range_bytes[layer_range]) bytes, row i for page i; rows of pages that
+                were not found, or not read right, hold anything.
+
+        Returns:
+            Which rows hold the right bytes, verified.
+
+        Raises:
+            ContractError: `out` is of another size, or there is no such range.
+        """
+        ...
+
+    def put(self, keys: PageKeys, parts: Sequence[Buffer]) -> PageBits:
+        """Store pages.
+
+        Args:
+            keys: The pages.
+            parts: One buffer for each layer range. Shape of part r: (num_pages, range_bytes[r]) bytes.
+
+        Returns:
+            Which of them are there now: those just written and those that were there before. The rest found no room;
+            that is no error.
+
+        Raises:
+            ContractError: The parts do not fit keys and layout.
+        """
+        ...
+
+    def close(self) -> None:
+        """Release everything of this process; the pages stay. Idempotent."""
+        ...
+
+
+class Touchable(Protocol):
+    """A store that can raise the recency of pages without reading them. Without it, `contains` is used."""
+
+    def touch(self, keys: PageKeys) -> PageBits:
+        """Raise recency; say which pages are there."""
+        ...
+
+
+@attrs.frozen(kw_only=True)
+class StoreConfig:
+    """How to open a store.
+
+    Attributes:
+        location: Where it is, in the backend's own terms: a directory for the file store. Empty for the default.
+        capacity_bytes: Room for pages, for each `PoolLayout` that is opened.
+        timeout_s: Seconds that opening may wait for others.
+    """
+
+    location: str = ""
+    capacity_bytes: int = 1 << 30
+    timeout_s: float = 30.0
+
+
+class StoreFactory(Protocol):
+    """Opens the page stores of one backend. Found by the entry point group `radixlink.stores`: a callable that takes a
+    `StoreConfig` and returns one of these.
+    """
+
+    def open(self, layout: PoolLayout) -> PageStore:
+        """Open the store of one layout, making it where it is not there yet.
+
+        Raises:
+            IdentityError: The place holds pages of another model, layout or version.
+            BackendUnavailableError: The place cannot be used; the message says why and what to do.
+            CapacityError: There is no room for it.
+
+        Owns: the caller closes it.
+        """
+        ...
+
+    def close(self) -> None:
+        """Close every store it opened. Idempotent."""
+        ...

@@ -1,0 +1,71 @@
+"""A transfer of pages between a pool and a store, and what a lookup answers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import attrs
+
+from radixlink_contracts._bits import PageBits
+from radixlink_contracts._pools import PoolHitPolicy, PoolName
+from radixlink_contracts.errors import ContractError
+
+if TYPE_CHECKING:
+    import torch
+
+    from radixlink_contracts._keys import PageKeySource
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class PoolTransfer:
+    """Pages of one pool, by key and by device slot.
+
+    Attributes:
+        name: The pool.
+        keys: The pages' keys, first page first; perhaps not hashed yet.
+        device_indices: The slots, page after page. Shape: (num_pages * page_size,) int64 for page pools, (1,) for a
+            Mamba state. None in a LOOKUP.
+        hit_policy: Which of the pages a lookup needs.
+    """
+
+    name: PoolName
+    keys: PageKeySource
+    device_indices: torch.Tensor | None = None
+    hit_policy: PoolHitPolicy = PoolHitPolicy.ALL_PAGES
+
+    def __attrs_post_init__(self) -> None:
+        """Refuse slots that cannot be dealt out evenly to the pages."""
+        if self.device_indices is None:
+            return
+        num_slots, num_pages = len(self.device_indices), len(self.keys)
+        if num_pages == 0 or num_slots % num_pages:
+            msg = (
+                f"PoolTransfer {self.name}: expected slots for {num_pages} whole pages, "
+                f"got {num_slots} slots"
+            )
+            raise ContractError(msg)
+
+
+@attrs.frozen(kw_only=True)
+class PoolTransferResult:
+    """What one rank's store holds of the pages that were asked for.
+
+    The whole set of restorable lengths, not just the longest: a pool that needs only a trailing window makes the set
+    sparse (5 pages may do while 3 and 4 do not), and ranks hold different shards, so only the intersection of the sets
+    is safe.
+
+    Attributes:
+        restorable_prefix_pages: Bit L-1 is set where a prefix of L pages can be restored on this rank.
+    """
+
+    restorable_prefix_pages: PageBits
+
+    @classmethod
+    def empty(cls, num_pages: int) -> PoolTransferResult:
+        """A miss: no length of `num_pages` can be restored."""
+        return cls(restorable_prefix_pages=PageBits.none(num_pages))
+
+    @property
+    def longest(self) -> int:
+        """The longest restorable prefix, in pages; 0 for a miss."""
+        return self.restorable_prefix_pages.mask.bit_length()

@@ -1,0 +1,199 @@
+"""What the linker, a component and an engine may see of a prefix tree."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    import torch
+
+    from radixlink_contracts._evict import EvictParams, EvictResult
+    from radixlink_contracts._ids import NodeId, OperationId
+    from radixlink_contracts._insert import InsertParams, InsertResult
+    from radixlink_contracts._keys import PageKeySource, RadixKey
+    from radixlink_contracts._locks import DecLockRefParams, IncLockRefParams, IncLockRefResult
+    from radixlink_contracts._match import MatchPrefixParams, MatchResult
+
+
+class TreeNodeView(Protocol):
+    """One node, to be read on the scheduler thread and not kept: it changes with the tree."""
+
+    @property
+    def node_id(self) -> NodeId:
+        """Its id."""
+        ...
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of this node alone."""
+        ...
+
+    @property
+    def device_indices(self) -> torch.Tensor:
+        """The full slots of this node's tokens. Shape: (num_tokens,) int64."""
+        ...
+
+    @property
+    def page_keys(self) -> PageKeySource:
+        """The keys of this node's pages, hashed by whoever resolves them."""
+        ...
+
+    @property
+    def stored(self) -> bool:
+        """True when every rank confirmed that a store holds the node's pages. A hint, not a promise."""
+        ...
+
+    @property
+    def pending_operation(self) -> OperationId | None:
+        """The offload that is on the way, where there is one."""
+        ...
+
+
+class TreeCore(Protocol):
+    """A radix tree over pages of tokens. It decides; whoever calls it carries out the actions it returns.
+
+    Ranks: all, the same calls in the same order; every answer is then the same on all of them.
+    Thread: the scheduler's.
+    """
+
+    @property
+    def page_size(self) -> int:
+        """Tokens of a page."""
+        ...
+
+    @property
+    def root(self) -> NodeId:
+        """The empty prefix. Never evicted."""
+        ...
+
+    def match(self, params: MatchPrefixParams) -> MatchResult:
+        """Find the longest prefix on the device.
+
+        Mutates: splits the node in which the match ends, and recency; allocates nothing.
+        Cost: O(nodes on the path), plus one comparison of the matched bytes.
+        """
+        ...
+
+    def insert(self, params: InsertParams) -> InsertResult:
+        """Add a sequence. Slots of pages that were there already come back in a `FreeDeviceKV`.
+
+        Raises:
+            ContractError: The value does not cover the key's whole pages.
+
+        Cost: O(nodes on the path), plus one comparison of the matched bytes.
+        """
+        ...
+
+    def evict(self, params: EvictParams) -> EvictResult:
+        """Give up unlocked leaves, the least valuable first, until enough is free or nothing is left.
+
+        Cost: O(log leaves) for each node given up.
+        """
+        ...
+
+    def inc_lock_ref(self, params: IncLockRefParams) -> IncLockRefResult:
+        """Lock the path from a node to the root against eviction.
+
+        Raises:
+            StaleHandleError: There is no such node.
+
+        Cost: O(nodes on the path).
+        """
+        ...
+
+    def dec_lock_ref(self, params: DecLockRefParams) -> None:
+        """Release what a receipt took.
+
+        Raises:
+            StaleHandleError: The receipt was released before, or is another tree's. Nothing changes.
+
+        Cost: O(nodes on the path).
+        """
+        ...
+
+    def path_indices(self, node_id: NodeId) -> torch.Tensor:
+        """The full slots from the root to the end of a node.
+
+        Shape: (tokens of the path,) int64.
+        Cost: one concatenation.
+        """
+        ...
+
+    def reset(self) -> None:
+        """Forget every node and receipt, without giving slots back. Idempotent."""
+        ...
+
+    @property
+    def evictable_size(self) -> int:
+        """Tokens on the device that no lock protects."""
+        ...
+
+    @property
+    def protected_size(self) -> int:
+        """Tokens on the device that a lock protects."""
+        ...
+
+
+class LinkedTreeCore(TreeCore, Protocol):
+    """What a tree offers beyond `TreeCore` so that a linker can be attached."""
+
+    def attach_linker(self, *, backup_threshold: int) -> None:
+        """From now on insert emits `BackupKV` for nodes used `backup_threshold` times that are not stored.
+
+        Args:
+            backup_threshold: 1 offers each node at its first insert.
+
+        Raises:
+            InvalidTransitionError: A linker is attached already.
+        """
+        ...
+
+    def detach_linker(self) -> None:
+        """Be as before `attach_linker`: no action, key or count for a store any more. Idempotent."""
+        ...
+
+    def node(self, node_id: NodeId) -> TreeNodeView:
+        """The node of an id.
+
+        Raises:
+            StaleHandleError: There is no such node.
+        """
+        ...
+
+    def key_source(self, node_id: NodeId, tail: RadixKey, start: int) -> PageKeySource:
+        """The keys of the whole pages of `tail[start:]`, chained behind the end of a node.
+
+        Args:
+            node_id: Where `tail[:start]` ends.
+            tail: The whole sequence.
+            start: Token; a multiple of the page size.
+
+        Cost: O(nodes on the path) the first time, else O(1) and one copy of the tail's tokens; nothing is hashed.
+        """
+        ...
+
+    def mark_offload_pending(self, node_id: NodeId, operation_id: OperationId) -> None:
+        """The node is being offloaded by this operation.
+
+        Raises:
+            InvalidTransitionError: It is stored, or another operation offloads it. Nothing changes.
+        """
+        ...
+
+    def finish_offload(
+        self, node_ids: tuple[NodeId, ...], operation_id: OperationId, *, stored: bool
+    ) -> None:
+        """The operation ended; a node that was stored before stays stored.
+
+        Raises:
+            InvalidTransitionError: One of the nodes is not being offloaded by it. Nothing changes.
+        """
+        ...
+
+    @property
+    def mutation_digest(self) -> int:
+        """64 bits that change with each change of the tree and are equal on ranks that made the same calls.
+
+        Made of replicated facts only: no page hash, clock or address is in it.
+        """
+        ...
