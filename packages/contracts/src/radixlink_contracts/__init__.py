@@ -137,6 +137,7 @@ __all__ = [
     "RequestKV",
     "Shard",
     "SlotAllocator",
+    "Staging",
     "StateAllocator",
     "StepReport",
     "StoreConfig",

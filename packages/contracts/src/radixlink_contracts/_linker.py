@@ -75,7 +75,8 @@ class UnifiedCacheLinker(Protocol):
 
     Ranks: local.
     Thread: the scheduler's, but for `lookup`.
-    Errors: an exception out of any method counts as that operation's failure.
+    Errors: an exception out of any method counts as that operation's failure on this rank. `load` and `offload` that
+        raise have kept nothing of the operation.
     """
 
     @property

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from radixlink_contracts._keys import PageKeySource, RadixKey
     from radixlink_contracts._locks import DecLockRefParams, IncLockRefParams, IncLockRefResult
     from radixlink_contracts._match import MatchPrefixParams, MatchResult
+    from radixlink_contracts.actions import CacheAction
 
 
 class TreeNodeView(Protocol):
@@ -119,8 +120,12 @@ class TreeCore(Protocol):
         """
         ...
 
-    def reset(self) -> None:
-        """Forget every node and receipt, without giving slots back. Idempotent."""
+    def reset(self) -> tuple[CacheAction, ...]:
+        """Forget every node and receipt. Idempotent.
+
+        Returns:
+            What the caller must do now: free every slot that the tree held.
+        """
         ...
 
     @property
@@ -180,13 +185,13 @@ class LinkedTreeCore(TreeCore, Protocol):
         """
         ...
 
-    def finish_offload(
-        self, node_ids: tuple[NodeId, ...], operation_id: OperationId, *, stored: bool
-    ) -> None:
-        """The operation ended; a node that was stored before stays stored.
+    def finish_offload(self, operation_id: OperationId, *, stored: bool) -> None:
+        """The operation ended: its node, and what was split off it since, is stored or is not.
+
+        A node that was stored before stays stored.
 
         Raises:
-            InvalidTransitionError: One of the nodes is not being offloaded by it. Nothing changes.
+            InvalidTransitionError: No node is being offloaded by it.
         """
         ...
 

@@ -13,7 +13,7 @@ import attrs
 if TYPE_CHECKING:
     import torch
 
-    from radixlink_contracts._ids import NodeId, OperationId
+    from radixlink_contracts._ids import NodeId
     from radixlink_contracts._pools import ComponentType
 
 
@@ -37,23 +37,6 @@ class BackupKV:
     """
 
     node_ids: tuple[NodeId, ...]
-
-
-@attrs.frozen(kw_only=True)
-class UpdatePendingBackupOnNodeSplit:
-    """A node was split while its offload was on the way: the operation now speaks of both halves.
-
-    Attributes:
-        operation_id: The offload.
-        old_node: The node that was offloaded.
-        new_node: The new upper half.
-        new_child: The lower half; keeps the id of `old_node`.
-    """
-
-    operation_id: OperationId
-    old_node: NodeId
-    new_node: NodeId
-    new_child: NodeId
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -96,7 +79,6 @@ class RebuildFullToSWAMapping:
 CacheAction: TypeAlias = (
     FreeDeviceKV
     | BackupKV
-    | UpdatePendingBackupOnNodeSplit
     | FreeDeviceKVFullOnly
     | FreeComponentDeviceSlot
     | RebuildFullToSWAMapping

@@ -1,0 +1,252 @@
+"""`UnifiedRadixCache`: the controller that an engine calls. It joins a tree, its slots and, where attached, a linker."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from radixlink_contracts import (
+    NOTHING_HAPPENED,
+    ComponentType,
+    InsertParams,
+    InsertResult,
+    LoadMiss,
+    PoolName,
+)
+from radixlink_contracts.actions import (
+    BackupKV,
+    FreeComponentDeviceSlot,
+    FreeDeviceKV,
+    FreeDeviceKVFullOnly,
+    RebuildFullToSWAMapping,
+)
+from radixlink_contracts.errors import ContractError, InvalidTransitionError
+from typing_extensions import assert_never
+
+from radixlink_linker._ranks import FrameExchange
+from radixlink_linker._settings import LinkerSettings
+from radixlink_linker._wrapper import UnifiedCacheLinkerWrapper
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from radixlink_contracts import (
+        BatchIndex,
+        Clock,
+        DecLockRefParams,
+        EvictParams,
+        EvictResult,
+        Executor,
+        IncLockRefParams,
+        IncLockRefResult,
+        LinkedTreeCore,
+        LinkerComponent,
+        LoadBack,
+        MatchPrefixParams,
+        MatchResult,
+        NodeId,
+        RankGroup,
+        RequestId,
+        RequestKV,
+        StepReport,
+        UnifiedCacheLinker,
+    )
+    from radixlink_contracts.actions import CacheAction
+
+    from radixlink_linker._counters import LinkerCounters
+    from radixlink_linker._slots import DeviceSlots
+
+_POOL_OF = {
+    ComponentType.FULL: PoolName.KV,
+    ComponentType.SWA: PoolName.SWA,
+    ComponentType.MAMBA: PoolName.MAMBA,
+}
+
+
+class UnifiedRadixCache:
+    """The prefix cache of one rank. Implements `LinkedPrefixCache`, whose docstrings say when to call what.
+
+    Without a linker it is just the tree and its slots: nothing is hashed, counted or exchanged.
+
+    Ranks: all, the same calls in the same order with the same arguments.
+    Thread: the scheduler's.
+    """
+
+    def __init__(  # noqa: PLR0913 -- the parts that it joins
+        self,
+        *,
+        tree: LinkedTreeCore,
+        slots: DeviceSlots,
+        components: Sequence[LinkerComponent],
+        group: RankGroup,
+        executor: Executor,
+        clock: Clock,
+        settings: LinkerSettings | None = None,
+    ) -> None:
+        """Join the parts.
+
+        Args:
+            tree: Decides.
+            slots: Frees.
+            components: In the tree's order, full attention first.
+            group: The ranks that must agree, on a communicator of their own.
+            executor: Runs lookups. Owns: the caller closes it, after this.
+            clock: For this rank's deadlines.
+            settings: The same on every rank.
+        """
+        self._tree = tree
+        self._slots = slots
+        self._components = {component.component_type: component for component in components}
+        self._executor = executor
+        self._clock = clock
+        self._settings = settings or LinkerSettings()
+        self._frames = FrameExchange(group, self._settings)
+        self._wrapper: UnifiedCacheLinkerWrapper | None = None
+
+    # -- attach and detach ------------------------------------------------------------------------------------------
+
+    def init_cache_linker(self, linker: UnifiedCacheLinker) -> None:
+        """Attach an external store; see `LinkedPrefixCache.init_cache_linker`."""
+        if self._wrapper is not None:
+            msg = "init_cache_linker: expected no linker, got a second one: detach the first"
+            raise InvalidTransitionError(msg, state="linked", event="attach")
+        lacking = [kind.name for kind in self._components if _POOL_OF[kind] not in linker.pools]
+        if lacking:
+            msg = (
+                f"init_cache_linker: expected a linker with the pools of {lacking}, "
+                f"got one with {sorted(linker.pools)}"
+            )
+            raise ContractError(msg)
+        self._wrapper = UnifiedCacheLinkerWrapper(
+            tree=self._tree,
+            slots=self._slots,
+            components=tuple(self._components.values()),
+            linker=linker,
+            frames=self._frames,
+            executor=self._executor,
+            clock=self._clock,
+            settings=self._settings,
+        )
+
+    def detach(self) -> None:
+        """Take the linker off; see `LinkedPrefixCache.detach`. The linker stays open, and its owner's."""
+        if self._wrapper is not None:
+            self._wrapper.drop_everything()
+            self._wrapper = None
+            self._tree.detach_linker()
+
+    @property
+    def counters(self) -> LinkerCounters | None:
+        """What happened on this rank since the linker was attached; None without one."""
+        return None if self._wrapper is None else self._wrapper.counters
+
+    @property
+    def num_outstanding(self) -> int:
+        """Lookups and operations that are not over."""
+        return 0 if self._wrapper is None else self._wrapper.num_outstanding
+
+    # -- what every engine calls ------------------------------------------------------------------------------------
+
+    def match_prefix(self, params: MatchPrefixParams) -> MatchResult:
+        """Match; see `PrefixCache.match_prefix`."""
+        device = self._tree.match(params)
+        if self._wrapper is None or params.request_id is None:
+            return device
+        return self._wrapper.match(params.key, params.request_id, device)
+
+    def prefetch(self, params: MatchPrefixParams) -> None:
+        """Submit the lookup of a request that will match later; see `LinkedPrefixCache.prefetch`."""
+        self.match_prefix(params)
+
+    def insert(self, params: InsertParams) -> InsertResult:
+        """Insert, free the duplicates, and start the offloads that are due; see `PrefixCache.insert`."""
+        if self._wrapper is not None:
+            self._frames.check()
+        result = self._tree.insert(params)
+        due = self._apply(result.cache_actions)
+        if self._wrapper is not None and due:
+            self._wrapper.offload(due)
+        return result
+
+    def evict(self, params: EvictParams) -> EvictResult:
+        """Evict, and free what went; see `PrefixCache.evict`."""
+        return self._slots.evict(params)
+
+    def inc_lock_ref(self, params: IncLockRefParams) -> IncLockRefResult:
+        """Lock a path; see `PrefixCache.inc_lock_ref`."""
+        return self._tree.inc_lock_ref(params)
+
+    def dec_lock_ref(self, params: DecLockRefParams) -> None:
+        """Release a path; see `PrefixCache.dec_lock_ref`."""
+        self._tree.dec_lock_ref(params)
+
+    def init_load_back(self, request: RequestKV) -> LoadBack:
+        """Queue a load; see `PrefixCache.init_load_back`."""
+        if self._wrapper is None:
+            return LoadMiss(reason="no linker is attached")
+        return self._wrapper.load_back(request)
+
+    def ready_to_load_host_cache(self) -> BatchIndex | None:
+        """Start the queued loads; see `PrefixCache.ready_to_load_host_cache`."""
+        self._slots.batch_launched()
+        return None if self._wrapper is None else self._wrapper.start_loads()
+
+    def batch_retired(self, num_batches: int) -> None:
+        """So many batches were processed; see `LinkedPrefixCache.batch_retired`."""
+        self._slots.batch_retired(num_batches)
+
+    def step(self) -> StepReport:
+        """Agree and act; see `LinkedPrefixCache.step`."""
+        return NOTHING_HAPPENED if self._wrapper is None else self._wrapper.step()
+
+    def check_hicache_events(self) -> StepReport:
+        """`step`, under the name that engines know."""
+        return self.step()
+
+    def release_aborted_request(self, request_id: RequestId) -> None:
+        """Forget a request; see `PrefixCache.release_aborted_request`."""
+        if self._wrapper is not None:
+            self._wrapper.release_request(request_id)
+
+    def reset(self) -> None:
+        """Drop everything; see `PrefixCache.reset`. Collective where there is more than one rank."""
+        if self._wrapper is not None:
+            self._wrapper.drop_everything()
+        self._apply(self._tree.reset())
+        self._slots.release_all()
+        self._frames.renew()
+
+    def release_host_resources(self) -> None:
+        """Detach and close the linker; see `PrefixCache.release_host_resources`."""
+        if self._wrapper is not None:
+            linker = self._wrapper.linker
+            self.detach()
+            linker.close()
+
+    def _apply(self, actions: Sequence[CacheAction]) -> list[NodeId]:
+        """Carry actions out, in their order.
+
+        Returns:
+            The nodes that are to be offloaded.
+        """
+        due: list[NodeId] = []
+        for action in actions:
+            match action:
+                case FreeDeviceKV(indices=indices):
+                    self._slots.free(indices)
+                case BackupKV(node_ids=node_ids):
+                    due.extend(node_ids)
+                case FreeDeviceKVFullOnly() | RebuildFullToSWAMapping():
+                    self._component(ComponentType.SWA).apply_action(action)
+                case FreeComponentDeviceSlot(component_type=kind):
+                    self._component(kind).apply_action(action)
+                case _:
+                    assert_never(action)
+        return due
+
+    def _component(self, kind: ComponentType) -> LinkerComponent:
+        """The component of a kind, or an error that names it."""
+        component = self._components.get(kind)
+        if component is None:
+            msg = f"cache action: expected a component of {kind.name}, got {list(self._components)}"
+            raise ContractError(msg)
+        return component

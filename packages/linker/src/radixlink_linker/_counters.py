@@ -1,0 +1,34 @@
+"""What happened on this rank, in numbers. Local: no decision is made of them."""
+
+from __future__ import annotations
+
+import attrs
+
+
+@attrs.define(kw_only=True)
+class LinkerCounters:
+    """Counts since the linker was attached.
+
+    Attributes:
+        frames: Collectives entered.
+        lookups: Lookups submitted.
+        lookup_errors: Lookups that ended in an exception here; each counts as a miss.
+        loads_landed: Loads that were committed.
+        loads_failed: Loads that were given up.
+        offloads_stored: Offloads that every rank confirmed.
+        offloads_failed: Offloads that were given up.
+        backend_errors: Exceptions out of the linker's calls here; each is the operation's failure.
+        late_completions: Completions that came after this rank had already given its verdict.
+        slots_written_off: Slots that are not handed out before `reset`, because a rank never let go of them.
+    """
+
+    frames: int = 0
+    lookups: int = 0
+    lookup_errors: int = 0
+    loads_landed: int = 0
+    loads_failed: int = 0
+    offloads_stored: int = 0
+    offloads_failed: int = 0
+    backend_errors: int = 0
+    late_completions: int = 0
+    slots_written_off: int = 0

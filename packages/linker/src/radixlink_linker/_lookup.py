@@ -1,0 +1,108 @@
+"""`Lookup`: one request's question to the store, answered by every rank and agreed bit by bit.
+
+    asked -> ready (this rank) -> agreed ready (a frame) -> mask exchanged, some words a frame -> answered
+
+A rank that fails or is late is ready with an empty mask, so that a slow one keeps no other waiting.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from radixlink_contracts import PageBits
+
+from radixlink_linker._settings import WORD_BITS
+
+if TYPE_CHECKING:
+    from radixlink_contracts import PageKeySource, RadixKey, RequestId
+
+
+class Lookup:
+    """A question about the pages behind a device prefix."""
+
+    def __init__(  # noqa: PLR0913 -- all that a question is
+        self,
+        request_id: RequestId,
+        key: RadixKey,
+        start: int,
+        keys: PageKeySource,
+        deadline: float,
+    ) -> None:
+        """Ask about all whole pages of `key[start:]`.
+
+        Args:
+            request_id: Who asks.
+            key: The request's sequence.
+            start: Token where the device prefix ended.
+            keys: The pages' keys.
+            deadline: This rank's own moment to give up.
+        """
+        self.request_id = request_id
+        self.key = key
+        self.start = start
+        self.keys = keys
+        self.deadline = deadline
+        #: What this rank's store said. Written once by an executor's thread, read by the scheduler's.
+        self.answer: PageBits | None = None
+        #: Why this rank could not ask; written before `answer`.
+        self.error: str | None = None
+        #: This rank's mask as it goes into frames: fixed at the first frame that says ready.
+        self._mask: int | None = None
+        #: True once every rank said ready: a replicated fact, like all below.
+        self.agreed_ready = False
+        self._words_done = 0
+        self._agreed_mask = 0
+
+    @property
+    def num_pages(self) -> int:
+        """Pages asked about."""
+        return len(self.keys)
+
+    @property
+    def num_words(self) -> int:
+        """Words that the whole mask takes in frames."""
+        return -(-self.num_pages // WORD_BITS)
+
+    @property
+    def words_left(self) -> int:
+        """Words of the mask that no frame has carried."""
+        return self.num_words - self._words_done
+
+    def fail(self, error: str) -> None:
+        """This rank could not ask: a miss. Thread: any, once."""
+        self.error = error
+        self.answer = PageBits.none(self.num_pages)
+
+    def settle(self, now: float) -> bool:
+        """Read this rank's own state once, for one frame.
+
+        Returns:
+            True when this rank is ready; it stays so, with the mask it has now.
+        """
+        if self._mask is None:
+            answer = self.answer
+            if answer is not None:
+                self._mask = answer.mask
+            elif now >= self.deadline:
+                self._mask = 0
+        return self._mask is not None
+
+    def words(self, count: int) -> bytes:
+        """The next `count` words of this rank's mask."""
+        assert self._mask is not None, "every rank said ready, this one too"
+        shifted = self._mask >> (self._words_done * WORD_BITS)
+        return (shifted & ((1 << (count * WORD_BITS)) - 1)).to_bytes(count * 8, "little")
+
+    def take(self, words: bytes) -> bool:
+        """Take in the agreed form of the next words.
+
+        Returns:
+            True when the whole mask is agreed.
+        """
+        self._agreed_mask |= int.from_bytes(words, "little") << (self._words_done * WORD_BITS)
+        self._words_done += len(words) // 8
+        return self._words_done == self.num_words
+
+    def longest(self, at_most: int) -> int:
+        """The longest agreed length of at most `at_most` pages; 0 for none."""
+        return (self._agreed_mask & ((1 << max(0, at_most)) - 1)).bit_length()

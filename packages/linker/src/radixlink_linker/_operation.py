@@ -1,0 +1,155 @@
+"""`Operation`: a load or an offload, from the moment all ranks minted it until no rank touches its slots.
+
+Two columns. What this rank knows is local: a verdict and whether it is quiesced, each of which changes once
+(pending to failed or done, busy to quiesced). What the ranks agreed on comes from frames and is replicated. Code
+branches on the second column only; the first is just written into the next frame.
+
+    local verdict    PENDING -> FAILED | DONE        by the first completion, a refusal, an exception or the deadline
+    local quiesced   False   -> True                 by the completion that says so
+    agreed verdict   PENDING -> FAILED | DONE        by a frame: FAILED when one rank failed, DONE when all are done
+    agreed quiesced  False   -> True                 by a frame: when all ranks are
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import TYPE_CHECKING
+
+from radixlink_contracts import Outcome
+
+if TYPE_CHECKING:
+    import torch
+    from radixlink_contracts import (
+        IncLockRefResult,
+        OperationId,
+        PoolTransfer,
+        RadixKey,
+        RequestId,
+    )
+
+
+class Verdict(enum.Enum):
+    """How an operation stands. The values are the two bits of a frame, a chain under AND: the least of all ranks wins."""
+
+    FAILED = 0b00
+    PENDING = 0b01
+    DONE = 0b11
+
+
+class Ticket:
+    """An operation, as a backend sees it. An `OperationTicket`."""
+
+    __slots__ = ("_op", "decided")
+
+    def __init__(self, op: OperationId) -> None:
+        """An operation that is not decided."""
+        self._op = op
+        #: Set once by the scheduler thread; read by any.
+        self.decided = False
+
+    @property
+    def op(self) -> OperationId:
+        """The operation's id."""
+        return self._op
+
+
+class Operation:
+    """What loads and offloads have in common."""
+
+    def __init__(self, op: OperationId, receipt: IncLockRefResult, deadline: float) -> None:
+        """An operation that all ranks have just minted.
+
+        Args:
+            op: Its id.
+            receipt: The lock that it holds.
+            deadline: This rank's own moment to give it up.
+        """
+        self.op = op
+        self.receipt = receipt
+        self.deadline = deadline
+        self.ticket = Ticket(op)
+        self.local_verdict = Verdict.PENDING
+        self.local_quiesced = False
+        self.verdict = Verdict.PENDING
+        #: The step of the agreed verdict.
+        self.decided_step = 0
+
+    def note(self, outcome: Outcome, *, quiesced: bool) -> bool:
+        """Take in what this rank's backend says.
+
+        Returns:
+            False when the verdict was given before, so that only the quiescence counts.
+        """
+        first = self.local_verdict is Verdict.PENDING
+        if first:
+            self.local_verdict = Verdict.DONE if outcome is Outcome.LANDED else Verdict.FAILED
+        self.local_quiesced = self.local_quiesced or quiesced
+        return first
+
+    def give_up(self) -> None:
+        """This rank's deadline passed: failed, and not quiesced by that."""
+        if self.local_verdict is Verdict.PENDING:
+            self.local_verdict = Verdict.FAILED
+
+    def decide(self, verdict: Verdict, step: int) -> None:
+        """Take in the agreed verdict: it is final, and backends stop."""
+        self.verdict = verdict
+        self.decided_step = step
+        self.ticket.decided = True
+
+
+class LoadOperation(Operation):
+    """A staged load: owns its slots until COMMIT."""
+
+    def __init__(  # noqa: PLR0913 -- all that a load is
+        self,
+        op: OperationId,
+        receipt: IncLockRefResult,
+        deadline: float,
+        *,
+        request_id: RequestId,
+        key: RadixKey,
+        start: int,
+        end: int,
+        transfers: tuple[PoolTransfer, ...],
+    ) -> None:
+        """A load of tokens [start, end) of a key.
+
+        Args:
+            op: Its id.
+            receipt: The lock on the device prefix [0, start).
+            deadline: This rank's own moment to give it up.
+            request_id: Whom it is for.
+            key: The request's sequence.
+            start: Token where the device prefix ends.
+            end: Token behind the last page that is loaded.
+            transfers: One for each component, in the components' order.
+        """
+        super().__init__(op, receipt, deadline)
+        #: None once the request is gone.
+        self.request_id: RequestId | None = request_id
+        self.key = key
+        self.start = start
+        self.end = end
+        self.transfers = transfers
+        #: True until the engine's start call: a replicated fact.
+        self.queued = True
+        #: Requests that wait for it, in the order in which they came.
+        self.waiters: list[RequestId] = []
+        #: Slots that COMMIT found in the tree already, held until every rank is quiesced.
+        self.unadopted: list[torch.Tensor] = []
+
+    def covers(self, key: RadixKey, start: int, page_size: int) -> bool:
+        """True when this load brings the page at token `start` of a key.
+
+        Cost: one comparison of a page, and of the prefix where that page is equal.
+        """
+        if not self.start <= start < self.end or key.namespace != self.key.namespace:
+            return False
+        ours, theirs = self.key.token_ids, key.token_ids
+        stop = start + page_size
+        return ours[start:stop] == theirs[start:stop] and ours[:start] == theirs[:start]
+
+
+class OffloadOperation(Operation):
+    """The storing of one node; the lock keeps its slots until every rank is quiesced."""

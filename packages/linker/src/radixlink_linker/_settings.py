@@ -1,0 +1,73 @@
+"""What the ranks of a group agree on when a linker is attached."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import attrs
+from radixlink_contracts.errors import ContractError
+
+WORD_BITS: Final = 64
+"""Bits of a frame's word."""
+
+
+@attrs.frozen(kw_only=True)
+class LinkerSettings:
+    """The numbers that every rank of a group must have alike; attaching compares them.
+
+    Attributes:
+        frame_words: 64-bit words of a frame. All frames of a group have this size.
+        max_operations: Operations that one frame speaks of, and offloads that may be on the way at once.
+        max_lookups: Lookups that one frame asks about.
+        staged_percent: How much of the pool staged loads may hold at once.
+        max_stagings: How often one request may be staged before it computes.
+        publish_lock_steps: Steps for which a restored path stays locked for its request.
+        miss_steps: Steps for which the pages of a failed load count as missing.
+        heartbeat_steps: Every so many steps an idle group exchanges a frame all the same.
+        write_off_steps: Steps after a verdict at which slots that are still not quiesced are given up until `reset`.
+        backup_threshold: Uses of a node before it is offered to the store.
+        step_timeout_s: Seconds in which every rank must have entered a frame: an engine's watchdog.
+        lookup_timeout_s: Seconds after which a lookup counts as a miss.
+        transfer_timeout_s: Seconds after which a load or an offload counts as failed.
+    """
+
+    frame_words: int = 512
+    max_operations: int = 64
+    max_lookups: int = 256
+    staged_percent: int = 25
+    max_stagings: int = 2
+    publish_lock_steps: int = 256
+    miss_steps: int = 64
+    heartbeat_steps: int = 64
+    write_off_steps: int = 1024
+    backup_threshold: int = 1
+    step_timeout_s: float = 300.0
+    lookup_timeout_s: float = 5.0
+    transfer_timeout_s: float = 30.0
+
+    def __attrs_post_init__(self) -> None:
+        """Refuse numbers that no frame can be made of."""
+        for name, least, most in (
+            ("max_operations", 1, WORD_BITS),
+            ("max_lookups", 1, 64 * WORD_BITS),
+            ("staged_percent", 1, 100),
+            ("max_stagings", 1, 1 << 30),
+            ("heartbeat_steps", 1, 1 << 30),
+            ("backup_threshold", 1, 1 << 30),
+        ):
+            value: int = getattr(self, name)
+            if not least <= value <= most:
+                msg = f"LinkerSettings: expected {name} in {least}..{most}, got {value}"
+                raise ContractError(msg)
+        lookup_words = -(-self.max_lookups // WORD_BITS)
+        if self.frame_words < 6 + lookup_words:
+            msg = (
+                f"LinkerSettings: expected frame_words of at least {6 + lookup_words} "
+                f"for {self.max_lookups} lookups, got {self.frame_words}"
+            )
+            raise ContractError(msg)
+
+    @property
+    def fingerprint(self) -> str:
+        """All fields, in one line that ranks compare."""
+        return repr(self)

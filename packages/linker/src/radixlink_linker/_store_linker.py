@@ -1,0 +1,456 @@
+"""`StoreLinker`: makes a `UnifiedCacheLinker` of any page store.
+
+Theory of operation. The scheduler thread only queues; one thread of the linker's own moves bytes, loads before
+offloads, one operation at a time and, within it, a run of pages and a layer range at a time::
+
+    load     open pages -> for each layer range: store.read into staging -> ask the ticket -> copier.scatter
+    offload  for each layer range: ask the ticket -> copier.gather into staging; then store.put
+
+A store never sees a device slot, only staging that the thread owns. The ticket is asked before each copy, so an
+operation that the ranks gave up touches no slot later than one copy after that: its quiescence is told then. Failures
+are values; no exception or traceback is kept.
+
+Layer-wise loads come with the layer counter; until then only staged ones are taken.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter, deque
+from typing import TYPE_CHECKING
+
+import attrs
+from radixlink_contracts import (
+    Completion,
+    LoadMode,
+    Outcome,
+    PageBits,
+    PoolHitPolicy,
+    PoolTransferResult,
+)
+from radixlink_contracts.errors import (
+    ContractError,
+    InvalidTransitionError,
+    TransferError,
+    TransferTimeoutError,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    import torch
+    from radixlink_contracts import (
+        BatchIndex,
+        Copier,
+        DevicePool,
+        LayerCounter,
+        OperationId,
+        OperationTicket,
+        PageKeys,
+        PageStore,
+        PoolName,
+        PoolTransfer,
+        RequestId,
+        Staging,
+    )
+
+
+@attrs.frozen(kw_only=True)
+class StoreLinkerSettings:
+    """How a `StoreLinker` works; local to its rank.
+
+    Attributes:
+        staging_bytes: How much one thread moves at a time.
+        lease_s: Seconds for which the store is asked to keep the pages of a load.
+        copy_timeout_s: Seconds that one copy to or from the device may take.
+        quiesce_timeout_s: Seconds that `reset` and `close` wait for the transfer that runs.
+    """
+
+    staging_bytes: int = 16 << 20
+    lease_s: float = 10.0
+    copy_timeout_s: float = 10.0
+    quiesce_timeout_s: float = 30.0
+
+
+@attrs.frozen(kw_only=True)
+class StoreLinkerCounters:
+    """What a `StoreLinker` moved.
+
+    Attributes:
+        pages_loaded: Pages copied to the device by loads that landed.
+        pages_stored: Pages that offloads which landed put, or found there.
+        pages_by_writer: Pages loaded, by the process that had written them (0: unknown).
+        last_error: What the last failed transfer said, for people.
+    """
+
+    pages_loaded: int = 0
+    pages_stored: int = 0
+    pages_by_writer: Mapping[int, int] = attrs.field(factory=dict)
+    last_error: str = ""
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class _Job:
+    """One operation, as the thread gets it."""
+
+    ticket: OperationTicket
+    transfers: tuple[PoolTransfer, ...]
+
+
+class StoreLinker:
+    """A `UnifiedCacheLinker` over page stores, one for each pool.
+
+    Ranks: local.
+    Thread: see `UnifiedCacheLinker`; owns one thread, started with the first transfer.
+    """
+
+    def __init__(
+        self,
+        *,
+        pools: Mapping[PoolName, DevicePool],
+        stores: Mapping[PoolName, PageStore],
+        copier: Copier,
+        settings: StoreLinkerSettings | None = None,
+    ) -> None:
+        """Join device pools and stores by their names.
+
+        Args:
+            pools: The device's pools.
+            stores: A store for each of them, of the same layer ranges. Owns: the caller closes them, after this.
+            copier: Between the device and staging; used by this linker's thread only.
+            settings: How to work.
+
+        Raises:
+            ContractError: A pool has no store, or one of other layer ranges.
+        """
+        if pools.keys() != stores.keys():
+            msg = f"StoreLinker: expected stores for {sorted(pools)}, got {sorted(stores)}"
+            raise ContractError(msg)
+        for name, pool in pools.items():
+            if pool.range_bytes != stores[name].layout.range_bytes:
+                msg = (
+                    f"StoreLinker: expected a store of layer ranges {pool.range_bytes} for pool "
+                    f"{name}, got {stores[name].layout.range_bytes}"
+                )
+                raise ContractError(msg)
+        self._pools = dict(pools)
+        self._stores = dict(stores)
+        self._copier = copier
+        self._settings = settings or StoreLinkerSettings()
+        self._queued_loads: list[_Job] = []
+        #: Guards all below, and tells the thread of work and whoever resets of its end.
+        self._changed = threading.Condition()
+        self._loads: deque[_Job] = deque()
+        self._offloads: deque[_Job] = deque()
+        self._running: _Job | None = None
+        self._dropping = False
+        self._closed = False
+        self._completed_loads: deque[Completion] = deque()
+        self._completed_offloads: deque[Completion] = deque()
+        self._thread: threading.Thread | None = None
+        self._staging: Staging | None = None
+        self._pages_loaded = 0
+        self._pages_stored = 0
+        self._pages_by_writer: Counter[int] = Counter()
+        self._last_error = ""
+
+    @property
+    def pools(self) -> frozenset[PoolName]:
+        """The pools that it can hold."""
+        return frozenset(self._pools)
+
+    @property
+    def layer_done_counter(self) -> LayerCounter | None:
+        """None: layer-wise loads come later."""
+        return None
+
+    @property
+    def counters(self) -> StoreLinkerCounters:
+        """What was moved so far."""
+        with self._changed:
+            return StoreLinkerCounters(
+                pages_loaded=self._pages_loaded,
+                pages_stored=self._pages_stored,
+                pages_by_writer=dict(self._pages_by_writer),
+                last_error=self._last_error,
+            )
+
+    # -- called by the wrapper --------------------------------------------------------------------------------------
+
+    def lookup(
+        self, request_id: RequestId, transfers: Sequence[PoolTransfer]
+    ) -> PoolTransferResult:
+        """Ask the stores which prefixes they hold; see `UnifiedCacheLinker.lookup`."""
+        lengths: PageBits | None = None
+        for transfer in transfers:
+            if transfer.hit_policy is not PoolHitPolicy.ALL_PAGES:
+                msg = (
+                    f"lookup of {request_id}: expected ALL_PAGES, got {transfer.hit_policy} "
+                    f"of pool {transfer.name}, which is provisional"
+                )
+                raise ContractError(msg)
+            keys = transfer.keys.resolve()
+            leading = self._stores[transfer.name].contains(keys).leading
+            found = PageBits((1 << leading) - 1, len(keys))
+            lengths = found if lengths is None else lengths & found
+        if lengths is None:
+            msg = f"lookup of {request_id}: expected at least one transfer, got none"
+            raise ContractError(msg)
+        return PoolTransferResult(restorable_prefix_pages=lengths)
+
+    def load(
+        self, ticket: OperationTicket, transfers: Sequence[PoolTransfer], mode: LoadMode
+    ) -> bool:
+        """Queue a load; see `UnifiedCacheLinker.load`. A layer-wise one is refused."""
+        if mode is not LoadMode.STAGED or self._closed:
+            return False
+        self._queued_loads.append(_Job(ticket=ticket, transfers=tuple(transfers)))
+        return True
+
+    def start_layer_wise_loading(self) -> BatchIndex | None:
+        """Hand everything queued to the thread; see `UnifiedCacheLinker.start_layer_wise_loading`."""
+        if self._queued_loads:
+            with self._changed:
+                self._loads.extend(self._queued_loads)
+                self._wake()
+            self._queued_loads.clear()
+        return None
+
+    def finish_layer_wise_loading(self, batch: BatchIndex | None) -> bool:
+        """True: there are no layer-wise loads to wait for."""
+        return batch is None
+
+    def cancel_queued_load(self, op: OperationId) -> bool:
+        """Take back a load that was not started; see `UnifiedCacheLinker.cancel_queued_load`."""
+        kept = [job for job in self._queued_loads if job.ticket.op != op]
+        cancelled = len(kept) < len(self._queued_loads)
+        self._queued_loads = kept
+        return cancelled
+
+    def offload(self, ticket: OperationTicket, transfers: Sequence[PoolTransfer]) -> bool:
+        """Queue the storing of one node; see `UnifiedCacheLinker.offload`."""
+        with self._changed:
+            if self._closed:
+                return False
+            self._offloads.append(_Job(ticket=ticket, transfers=tuple(transfers)))
+            self._wake()
+        return True
+
+    def num_completed_loads(self) -> int:
+        """How many load completions wait."""
+        return len(self._completed_loads)
+
+    def pop_completed_load(self) -> Completion:
+        """The oldest load completion; see `UnifiedCacheLinker.pop_completed_load`."""
+        return _pop(self._completed_loads)
+
+    def num_completed_offloads(self) -> int:
+        """How many offload completions wait."""
+        return len(self._completed_offloads)
+
+    def pop_completed_offload(self) -> Completion:
+        """The oldest offload completion; see `UnifiedCacheLinker.pop_completed_offload`."""
+        return _pop(self._completed_offloads)
+
+    def reset(self) -> None:
+        """Drop everything and wait for what runs; see `UnifiedCacheLinker.reset`.
+
+        Raises:
+            TransferTimeoutError: The transfer that runs did not end in time.
+        """
+        self._queued_loads.clear()
+        with self._changed:
+            self._loads.clear()
+            self._offloads.clear()
+            self._dropping = True
+            timeout_s = self._settings.quiesce_timeout_s
+            ended = self._changed.wait_for(lambda: self._running is None, timeout_s)
+            self._dropping = False
+            self._completed_loads.clear()
+            self._completed_offloads.clear()
+            running = self._running
+        if not ended and running is not None:
+            msg = (
+                f"reset: expected operation {running.ticket.op} to end within {timeout_s} s, "
+                "but its transfer still runs"
+            )
+            raise TransferTimeoutError(
+                msg,
+                direction="load or offload",
+                pages=len(running.transfers[0].keys),
+                operation=running.ticket.op,
+            )
+
+    def close(self) -> None:
+        """`reset`, and end the thread; see `UnifiedCacheLinker.close`."""
+        with self._changed:
+            self._closed = True
+        self.reset()
+        with self._changed:
+            self._changed.notify_all()
+            thread = self._thread
+        if thread is not None:
+            thread.join(self._settings.quiesce_timeout_s)
+        self._staging = None
+
+    def _wake(self) -> None:
+        """Tell the thread of work, starting it with the first. The condition is held."""
+        if self._closed:
+            msg = "StoreLinker: expected an open linker, got a transfer after close"
+            raise InvalidTransitionError(msg, state="closed", event="transfer")
+        if self._thread is None:
+            self._thread = threading.Thread(
+                target=self._work, name="radixlink-transfer", daemon=True
+            )
+            self._thread.start()
+        self._changed.notify_all()
+
+    # -- on the thread ----------------------------------------------------------------------------------------------
+
+    def _work(self) -> None:
+        """Run jobs, loads first, until the linker is closed."""
+        while True:
+            with self._changed:
+                self._running = None
+                self._changed.notify_all()
+                self._changed.wait_for(lambda: self._loads or self._offloads or self._closed)
+                if self._closed:
+                    return
+                loading = bool(self._loads)
+                job = self._running = (self._loads if loading else self._offloads).popleft()
+            error = ""
+            try:
+                if loading:
+                    self._load(job)
+                else:
+                    self._offload(job)
+            except Exception as raised:  # noqa: BLE001 -- a failure is a value; its text is kept, no traceback
+                error = f"operation {job.ticket.op}: {type(raised).__name__}: {raised}"
+            completion = Completion(
+                op=job.ticket.op,
+                outcome=Outcome.FAILED if error else Outcome.LANDED,
+                quiesced=True,
+            )
+            with self._changed:
+                self._last_error = error or self._last_error
+                (self._completed_loads if loading else self._completed_offloads).append(completion)
+
+    def _load(self, job: _Job) -> None:
+        """Bring all pages of a load to the device.
+
+        Raises:
+            TransferError: Some page is not to be had, or the load was given up.
+        """
+        writers: Counter[int] = Counter()
+        pages = 0
+        for transfer in job.transfers:
+            pool, store = self._pools[transfer.name], self._stores[transfer.name]
+            rows = pool.page_rows(transfer)
+            for keys, some_rows in self._runs(pool, transfer.keys.resolve(), rows):
+                handles = store.open(keys, self._settings.lease_s)
+                if not handles.found.complete:
+                    raise self._failed("load", job, f"{_absent(handles.found)} are gone")
+                for layer_range, size in enumerate(pool.range_bytes):
+                    staging = self._staging_of(len(keys) * size)
+                    good = store.read(handles, layer_range, staging.buffer)
+                    if not good.complete:
+                        raise self._failed(
+                            "load", job, f"{_absent(good)} cannot be read in range {layer_range}"
+                        )
+                    self._ask(job)
+                    fence = self._copier.scatter(
+                        pool.region(layer_range, some_rows), staging.tensor
+                    )
+                    if not fence.wait(self._settings.copy_timeout_s):
+                        raise self._failed("load", job, "a copy to the device did not end")
+                writers.update(handles.writers)
+                pages += len(keys)
+        with self._changed:
+            self._pages_loaded += pages
+            self._pages_by_writer.update(writers)
+
+    def _offload(self, job: _Job) -> None:
+        """Put all pages of a node into the stores, windows and states before the full pages.
+
+        Raises:
+            TransferError: Some page found no room, or the offload was given up.
+        """
+        pages = 0
+        for transfer in reversed(job.transfers):
+            pool, store = self._pools[transfer.name], self._stores[transfer.name]
+            rows = pool.page_rows(transfer)
+            for keys, some_rows in self._runs(pool, transfer.keys.resolve(), rows):
+                staging = self._staging_of(len(keys) * sum(pool.range_bytes))
+                parts: list[memoryview] = []
+                at = 0
+                for layer_range, size in enumerate(pool.range_bytes):
+                    end = at + len(keys) * size
+                    self._ask(job)
+                    fence = self._copier.gather(
+                        pool.region(layer_range, some_rows), staging.tensor[at:end]
+                    )
+                    if not fence.wait(self._settings.copy_timeout_s):
+                        raise self._failed("offload", job, "a copy from the device did not end")
+                    parts.append(staging.buffer[at:end])
+                    at = end
+                stored = store.put(keys, parts)
+                if not stored.complete:
+                    raise self._failed("offload", job, f"{_absent(stored)} found no room")
+                pages += len(keys)
+        with self._changed:
+            self._pages_stored += pages
+
+    def _runs(
+        self, pool: DevicePool, keys: PageKeys, rows: torch.Tensor
+    ) -> Iterator[tuple[PageKeys, torch.Tensor]]:
+        """The pages in runs that fit the staging memory, at least one page each."""
+        step = max(1, self._settings.staging_bytes // sum(pool.range_bytes))
+        for start in range(0, len(keys), step):
+            stop = min(start + step, len(keys))
+            yield keys.span(start, stop), rows[start:stop]
+
+    def _staging_of(self, num_bytes: int) -> Staging:
+        """The first `num_bytes` of this thread's staging memory, which grows to what was ever needed."""
+        whole = self._staging
+        if whole is None or whole.tensor.numel() < num_bytes:
+            whole = self._staging = self._copier.staging(num_bytes)
+        if whole.tensor.numel() == num_bytes:
+            return whole
+        return attrs.evolve(
+            whole, tensor=whole.tensor[:num_bytes], buffer=whole.buffer[:num_bytes]
+        )
+
+    def _ask(self, job: _Job) -> None:
+        """Return while the slots may be touched.
+
+        Raises:
+            TransferError: The ranks decided the operation, or the linker is being reset.
+        """
+        if job.ticket.decided or self._dropping or self._closed:
+            raise self._failed("transfer", job, "it was given up")
+
+    def _failed(self, direction: str, job: _Job, why: str) -> TransferError:
+        """The error of a transfer that did not come through."""
+        return TransferError(
+            f"{direction}: {why}",
+            direction=direction,
+            pages=sum(len(transfer.keys) for transfer in job.transfers),
+            operation=job.ticket.op,
+        )
+
+
+def _absent(bits: PageBits) -> str:
+    """How many pages of how many are not set, for people."""
+    return f"{len(bits) - bits.total} of {len(bits)} pages"
+
+
+def _pop(completions: deque[Completion]) -> Completion:
+    """The oldest completion.
+
+    Raises:
+        ContractError: There is none.
+    """
+    if not completions:
+        msg = "pop_completed: expected a completion, got none"
+        raise ContractError(msg)
+    return completions.popleft()

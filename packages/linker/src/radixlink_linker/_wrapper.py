@@ -1,0 +1,761 @@
+"""`UnifiedCacheLinkerWrapper`: the tree side of external caching, on every rank alike.
+
+Theory of operation. The wrapper keeps three lists that are equal on all ranks: requests, lookups and operations. What
+only this rank knows (what its store answered, whether its bytes have landed) waits in those objects until the next
+frame; `step` exchanges one and carries out what it agreed on. Between two frames nothing is decided.
+
+Rules of the file:
+1. No branch on a local fact. A refusal, an exception or a deadline here is this rank's verdict, written into a frame.
+2. Nobody can name the slots of a load before COMMIT, and COMMIT needs every rank's done.
+3. Slots and locks go back when every rank is quiesced, in the order in which the operations were minted.
+4. One load for a page at a time: a request whose first missing page is being loaded waits for that operation.
+5. A miss is a value: everything that cannot be restored is computed, and nothing of the attempt stays.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, TypeAlias
+
+import attrs
+from radixlink_contracts import (
+    NOTHING_HAPPENED,
+    ExternalLinkerLoadPhase,
+    ExternalMatch,
+    IncLockRefParams,
+    InsertOrigin,
+    InsertParams,
+    LinkerTransferPhase,
+    LoadMiss,
+    LoadMode,
+    LoadWaiting,
+    MatchPrefixParams,
+    OperationId,
+    Outcome,
+    PageBits,
+    StepReport,
+)
+from radixlink_contracts.actions import BackupKV, FreeDeviceKV
+from radixlink_contracts.errors import ContractError
+
+from radixlink_linker._counters import LinkerCounters
+from radixlink_linker._frame import Agenda
+from radixlink_linker._lookup import Lookup
+from radixlink_linker._operation import LoadOperation, OffloadOperation, Verdict
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import torch
+    from radixlink_contracts import (
+        BatchIndex,
+        Clock,
+        Completion,
+        Executor,
+        IncLockRefResult,
+        LinkedTreeCore,
+        LinkerComponent,
+        LoadBack,
+        MatchResult,
+        Namespace,
+        NodeId,
+        PoolTransfer,
+        RadixKey,
+        RequestId,
+        RequestKV,
+        UnifiedCacheLinker,
+    )
+
+    from radixlink_linker._operation import Operation
+    from radixlink_linker._ranks import FrameExchange
+    from radixlink_linker._settings import LinkerSettings
+    from radixlink_linker._slots import DeviceSlots
+
+
+@attrs.define(kw_only=True, eq=False)
+class _Request:
+    """What is agreed about one request. Replicated.
+
+    Attributes:
+        num_tokens: Length of the key that was matched; a match with another length asks anew.
+        lookup: The question, answered or not; None when no more is to be had.
+        answered: The lookup's mask is agreed.
+        load: Its own load that is not over.
+        num_stagings: Loads that were begun for it.
+        published: The lock on what was restored for it.
+    """
+
+    num_tokens: int
+    lookup: Lookup | None = None
+    answered: bool = False
+    load: LoadOperation | None = None
+    num_stagings: int = 0
+    published: IncLockRefResult | None = None
+
+
+_Page: TypeAlias = "tuple[Namespace, int, bytes]"
+"""A page by namespace, first token and tokens."""
+
+
+class UnifiedCacheLinkerWrapper:
+    """Drives one `UnifiedCacheLinker` for one tree.
+
+    Ranks: all, the same calls in the same order with the same arguments.
+    Thread: the scheduler's.
+    """
+
+    def __init__(  # noqa: PLR0913 -- the parts that it joins
+        self,
+        *,
+        tree: LinkedTreeCore,
+        slots: DeviceSlots,
+        components: Sequence[LinkerComponent],
+        linker: UnifiedCacheLinker,
+        frames: FrameExchange,
+        executor: Executor,
+        clock: Clock,
+        settings: LinkerSettings,
+    ) -> None:
+        """Join the parts and attach the tree.
+
+        Raises:
+            AgreementError: Ranks attach with different settings. Nothing is attached then.
+            InvalidTransitionError: The tree has a linker already.
+        """
+        self.linker = linker
+        self.counters = LinkerCounters()
+        self._tree = tree
+        self._slots = slots
+        self._components = tuple(components)
+        self._frames = frames
+        self._executor = executor
+        self._clock = clock
+        self._settings = settings
+        self._next_operation = 0
+        #: Steps since attach.
+        self._step = 0
+        self._requests: dict[RequestId, _Request] = {}
+        #: Lookups that are not answered, oldest first.
+        self._lookups: list[Lookup] = []
+        #: Operations that are not over, oldest first.
+        self._operations: dict[OperationId, Operation] = {}
+        #: Slots that loads hold.
+        self._staged = 0
+        #: Operations whose slots some rank never let go of.
+        self._written_off: list[Operation] = []
+        #: The first page of loads that failed, and the step until which it counts as missing; oldest first.
+        self._missing: dict[_Page, int] = {}
+        #: (step at which it ends, request, lock) of what was restored; oldest first.
+        self._publications: deque[tuple[int, RequestId, IncLockRefResult]] = deque()
+        kinds = [component.component_type.name for component in self._components]
+        frames.agree_on_settings(
+            f"{settings.fingerprint} page_size={tree.page_size} slots={slots.allocator.size} "
+            f"components={kinds}"
+        )
+        tree.attach_linker(backup_threshold=settings.backup_threshold)
+
+    @property
+    def num_outstanding(self) -> int:
+        """Lookups and operations that are not over."""
+        return len(self._lookups) + len(self._operations)
+
+    # -- match ------------------------------------------------------------------------------------------------------
+
+    def match(self, key: RadixKey, request_id: RequestId, device: MatchResult) -> MatchResult:
+        """Say what is agreed about the part of a key behind its device prefix.
+
+        Mutates: the first match of a request submits its lookup. Twice without a `step` between gives the same answer.
+        """
+        self._frames.check()
+        start = device.device_prefix_len
+        request = self._requests.get(request_id)
+        if request is not None and request.load is not None:
+            return _answer(device, ExternalMatch.UNKNOWN, waiting_on=request.load.op)
+        if len(key) - start < self._tree.page_size:
+            return device
+        other = self._load_of(key, start)
+        if other is not None:
+            self._wait_for(other, request_id)
+            return _answer(device, ExternalMatch.UNKNOWN, waiting_on=other.op)
+        if self._page_at(key, start) in self._missing:
+            return _answer(device, ExternalMatch.MISS)
+        if request is None or request.num_tokens != len(key):
+            request = self._ask(key, request_id, device, request)
+        if request.lookup is None:
+            return _answer(device, ExternalMatch.MISS)
+        if not request.answered:
+            return _answer(device, ExternalMatch.UNKNOWN)
+        hit_end = self._hit_end(request.lookup)
+        if start < request.lookup.start or hit_end <= start:
+            return _answer(device, ExternalMatch.MISS)
+        return _answer(device, ExternalMatch.HIT, host_hit_length=hit_end - start)
+
+    def _ask(
+        self,
+        key: RadixKey,
+        request_id: RequestId,
+        device: MatchResult,
+        before: _Request | None,
+    ) -> _Request:
+        """Submit the lookup of a request."""
+        if before is not None:
+            self._forget_lookup(before)
+        request = before or _Request(num_tokens=0)
+        request.num_tokens = len(key)
+        request.lookup = None
+        request.answered = False
+        self._requests[request_id] = request
+        start = device.device_prefix_len
+        lookup = Lookup(
+            request_id=request_id,
+            key=key,
+            start=start,
+            keys=self._tree.key_source(device.last_device_node, key, start),
+            deadline=self._clock.now() + self._settings.lookup_timeout_s,
+        )
+        request.lookup = lookup
+        self._lookups.append(lookup)
+        self.counters.lookups += 1
+        try:
+            self._executor.submit(lambda: self._probe(lookup))
+        except Exception as error:  # noqa: BLE001 -- an executor that refuses is this rank's miss
+            lookup.fail(repr(error))
+        return request
+
+    def _probe(self, lookup: Lookup) -> None:
+        """Hash the tail and ask this rank's store. Thread: an executor's."""
+        try:
+            transfers = self._transfers_for_lookup(lookup)
+            if transfers is None:
+                lookup.fail("a component takes no part")
+                return
+            result = self.linker.lookup(lookup.request_id, transfers)
+            lookup.answer = result.restorable_prefix_pages
+        except Exception as error:  # noqa: BLE001 -- whatever a backend raises is this rank's miss
+            lookup.fail(repr(error))
+
+    def _transfers_for_lookup(self, lookup: Lookup) -> list[PoolTransfer] | None:
+        """What every component asks for; None where one cannot take part."""
+        transfers: list[PoolTransfer] = []
+        for component in self._components:
+            transfer = component.build_external_linker_transfer(
+                LinkerTransferPhase.LOOKUP, None, lookup.keys
+            )
+            if transfer is None:
+                return None
+            transfers.append(transfer)
+        return transfers
+
+    def _hit_end(self, lookup: Lookup) -> int:
+        """Token behind the longest agreed prefix."""
+        return lookup.start + lookup.longest(lookup.num_pages) * self._tree.page_size
+
+    def _load_of(self, key: RadixKey, start: int) -> LoadOperation | None:
+        """The load that brings the page at a token of a key, if there is one. Cost: O(operations)."""
+        for operation in self._operations.values():
+            if (
+                isinstance(operation, LoadOperation)
+                and operation.verdict is Verdict.PENDING
+                and operation.covers(key, start, self._tree.page_size)
+            ):
+                return operation
+        return None
+
+    def _wait_for(self, operation: LoadOperation, request_id: RequestId) -> None:
+        """Tell a request when an operation ends. A request that is new here is remembered for that."""
+        if request_id not in operation.waiters:
+            operation.waiters.append(request_id)
+        self._requests.setdefault(request_id, _Request(num_tokens=0))
+
+    def _page_at(self, key: RadixKey, start: int) -> _Page:
+        """What names a missing page: replicated, unlike its hash, which may not be computed yet."""
+        page = key.token_ids[start : start + self._tree.page_size].tobytes()
+        return (key.namespace, start, page)
+
+    # -- load -------------------------------------------------------------------------------------------------------
+
+    def load_back(self, request: RequestKV) -> LoadBack:
+        """Queue the staged load of what a HIT promised; see `PrefixCache.init_load_back`."""
+        self._frames.check()
+        entry = self._requests.get(request.request_id)
+        if entry is None or entry.lookup is None or not entry.answered:
+            return LoadMiss(reason="no match of this request said HIT")
+        if entry.load is not None:
+            return LoadWaiting(operation_id=entry.load.op)
+        lookup, key = entry.lookup, request.key
+        if len(key) != entry.num_tokens:
+            return LoadMiss(reason="the key changed since the match")
+        device = self._tree.match(MatchPrefixParams(key=key))
+        start = device.device_prefix_len
+        if start < lookup.start:
+            return LoadMiss(reason="the device prefix became shorter since the lookup")
+        if len(key) - start >= self._tree.page_size:
+            other = self._load_of(key, start)
+            if other is not None:
+                self._wait_for(other, request.request_id)
+                return LoadWaiting(operation_id=other.op)
+            if self._page_at(key, start) in self._missing:
+                return LoadMiss(reason="its first page failed to load a moment ago")
+        if entry.num_stagings >= self._settings.max_stagings:
+            return LoadMiss(reason=f"it was staged {entry.num_stagings} times already")
+        return self._begin_load(request, entry, device)
+
+    def _begin_load(self, request: RequestKV, entry: _Request, device: MatchResult) -> LoadBack:
+        """Lock, allocate, mint, and hand the load to the linker."""
+        lookup = entry.lookup
+        assert lookup is not None
+        page_size, start = self._tree.page_size, device.device_prefix_len
+        cap = self._slots.allocator.size * self._settings.staged_percent // 100
+        skipped = (start - lookup.start) // page_size
+        fitting = lookup.longest(skipped + (cap - self._staged) // page_size)
+        if lookup.longest(lookup.num_pages) <= skipped:
+            return LoadMiss(reason="the device has what the store has")
+        if fitting <= skipped:
+            return self._wait_for_room(request.request_id, cap)
+        receipt = self._tree.inc_lock_ref(IncLockRefParams(node_id=device.last_device_node))
+        keys = lookup.keys.span(skipped, fitting)
+        end = lookup.start + fitting * page_size
+        transfers: list[PoolTransfer] = []
+        for component in self._components:
+            transfer = component.build_external_linker_transfer(
+                LinkerTransferPhase.LOAD, None, keys
+            )
+            if transfer is None:
+                self._abort(transfers, request, end)
+                self._tree.dec_lock_ref(receipt.to_dec_params())
+                return LoadMiss(reason=f"no room for {len(keys)} pages, all else is locked")
+            transfers.append(transfer)
+        operation = LoadOperation(
+            self._mint(),
+            receipt,
+            self._clock.now() + self._settings.transfer_timeout_s,
+            request_id=request.request_id,
+            key=request.key,
+            start=start,
+            end=end,
+            transfers=tuple(transfers),
+        )
+        self._operations[operation.op] = operation
+        self._staged += end - start
+        entry.load = operation
+        entry.num_stagings += 1
+        try:
+            accepted = self.linker.load(operation.ticket, operation.transfers, LoadMode.STAGED)
+        except Exception:  # noqa: BLE001 -- whatever a backend raises is this rank's verdict
+            self.counters.backend_errors += 1
+            accepted = False
+        if not accepted:
+            operation.note(Outcome.FAILED, quiesced=True)
+        for component, transfer in zip(self._components, operation.transfers, strict=True):
+            component.update_external_linker_load(
+                ExternalLinkerLoadPhase.PREPARE,
+                request=request,
+                full_transfer=operation.transfers[0],
+                transfer=transfer,
+                prefix_len=end,
+            )
+        return LoadWaiting(operation_id=operation.op)
+
+    def _wait_for_room(self, request_id: RequestId, cap: int) -> LoadBack:
+        """Staged loads hold all that they may: wait for the oldest of them, or compute where there is none."""
+        for operation in self._operations.values():
+            if isinstance(operation, LoadOperation):
+                self._wait_for(operation, request_id)
+                return LoadWaiting(operation_id=operation.op)
+        return LoadMiss(reason=f"staged loads may hold {cap} tokens, less than a page of this one")
+
+    def _abort(
+        self, transfers: Sequence[PoolTransfer], request: RequestKV | None, end: int
+    ) -> None:
+        """Take back what components allocated, in reverse order."""
+        built = zip(self._components, transfers, strict=False)
+        for component, transfer in reversed(list(built)):
+            component.update_external_linker_load(
+                ExternalLinkerLoadPhase.ABORT,
+                request=request,
+                full_transfer=transfers[0],
+                transfer=transfer,
+                prefix_len=end,
+            )
+
+    def start_loads(self) -> BatchIndex | None:
+        """Start everything queued; see `PrefixCache.ready_to_load_host_cache`."""
+        self._frames.check()
+        queued = [
+            operation
+            for operation in self._operations.values()
+            if isinstance(operation, LoadOperation) and operation.queued
+        ]
+        if not queued:
+            return None
+        for operation in queued:
+            operation.queued = False
+        try:
+            return self.linker.start_layer_wise_loading()
+        except Exception:  # noqa: BLE001 -- whatever a backend raises is this rank's verdict
+            self.counters.backend_errors += 1
+            for operation in queued:
+                self._fail_queued(operation)
+            return None
+
+    def _fail_queued(self, operation: LoadOperation) -> None:
+        """Give a load up on this rank before it moved; quiesced only if the linker says that it had not begun."""
+        try:
+            cancelled = self.linker.cancel_queued_load(operation.op)
+        except Exception:  # noqa: BLE001 -- whatever a backend raises is this rank's verdict
+            self.counters.backend_errors += 1
+            cancelled = False
+        operation.note(Outcome.FAILED, quiesced=cancelled)
+
+    # -- offload ----------------------------------------------------------------------------------------------------
+
+    def offload(self, node_ids: Sequence[NodeId]) -> None:
+        """Start the offload of nodes, root first. What is over the cap stays eligible for its next insert."""
+        self._frames.check()
+        for node_id in node_ids:
+            if len(self._operations) >= self._settings.max_operations:
+                return
+            self._offload_node(node_id)
+
+    def _offload_node(self, node_id: NodeId) -> None:
+        """One node is one operation."""
+        view = self._tree.node(node_id)
+        transfers: list[PoolTransfer] = []
+        for component in self._components:
+            transfer = component.build_external_linker_transfer(
+                LinkerTransferPhase.OFFLOAD, view, None
+            )
+            if transfer is not None:
+                transfers.append(transfer)
+        if not transfers:
+            return
+        receipt = self._tree.inc_lock_ref(IncLockRefParams(node_id=node_id))
+        deadline = self._clock.now() + self._settings.transfer_timeout_s
+        operation = OffloadOperation(self._mint(), receipt, deadline)
+        self._operations[operation.op] = operation
+        self._tree.mark_offload_pending(node_id, operation.op)
+        try:
+            accepted = self.linker.offload(operation.ticket, transfers)
+        except Exception:  # noqa: BLE001 -- whatever a backend raises is this rank's verdict
+            self.counters.backend_errors += 1
+            accepted = False
+        if not accepted:
+            operation.note(Outcome.FAILED, quiesced=True)
+
+    # -- step -------------------------------------------------------------------------------------------------------
+
+    def step(self) -> StepReport:
+        """Exchange a frame where there is need, and carry out what it agreed on; see `LinkedPrefixCache.step`."""
+        self._frames.check()
+        self._step += 1
+        if self._publications or self._missing:
+            self._expire()
+        if not self.num_outstanding and (
+            self._frames.alone or self._step % self._settings.heartbeat_steps
+        ):
+            return NOTHING_HAPPENED
+        now = self._clock.now()
+        self._read_local_facts(now)
+        agenda = Agenda.of(list(self._operations.values()), self._lookups, self._settings)
+        agreed = self._frames.exchange(agenda, self._facts(), now)
+        self.counters.frames += 1
+        report = _ReportBuilder()
+        for operation, verdict, quiesced in zip(
+            agenda.operations, agreed.verdicts, agreed.quiesced, strict=True
+        ):
+            self._follow(operation, verdict, quiesced=quiesced, report=report)
+        for lookup, ready in zip(agenda.asking, agreed.ready, strict=True):
+            lookup.agreed_ready = ready
+        for (lookup, _), words in zip(agenda.masks, agreed.masks, strict=True):
+            if lookup.take(words):
+                self._lookups.remove(lookup)
+                self.counters.lookup_errors += lookup.error is not None
+                self._requests[lookup.request_id].answered = True
+                report.ready.append(lookup.request_id)
+        return report.build()
+
+    def _read_local_facts(self, now: float) -> None:
+        """Take in what this rank's linker has completed and what is late, once for each frame."""
+        try:
+            for _ in range(self.linker.num_completed_loads()):
+                self._note(self.linker.pop_completed_load())
+            for _ in range(self.linker.num_completed_offloads()):
+                self._note(self.linker.pop_completed_offload())
+        except Exception:  # noqa: BLE001 -- the deadlines turn what is missing into failures
+            self.counters.backend_errors += 1
+        for operation in self._operations.values():
+            if now >= operation.deadline:
+                operation.give_up()
+
+    def _note(self, completion: Completion) -> None:
+        """Take in one completion; one of an operation that is over says nothing."""
+        operation = self._operations.get(completion.op)
+        if operation is None or not operation.note(
+            completion.outcome, quiesced=completion.quiesced
+        ):
+            self.counters.late_completions += 1
+
+    def _facts(self) -> list[int]:
+        """What the digest of a frame is made of: replicated numbers only."""
+        facts = [
+            self._step,
+            self._tree.mutation_digest,
+            self._slots.allocator.available_size,
+            self._slots.num_retired,
+            self._staged,
+            len(self._operations),
+        ]
+        facts += [
+            operation.op << 2 | operation.verdict.value for operation in self._operations.values()
+        ]
+        facts += [lookup.num_pages for lookup in self._lookups]
+        return facts
+
+    def _follow(
+        self, operation: Operation, verdict: Verdict, *, quiesced: bool, report: _ReportBuilder
+    ) -> None:
+        """Carry out what a frame said of one operation."""
+        if operation.verdict is Verdict.PENDING and verdict is not Verdict.PENDING:
+            operation.decide(verdict, self._step)
+            if isinstance(operation, LoadOperation):
+                self._decide_load(operation, report)
+            else:
+                self._decide_offload(operation, report)
+        if operation.verdict is Verdict.PENDING:
+            return
+        if quiesced:
+            self._retire(operation)
+        elif self._step - operation.decided_step >= self._settings.write_off_steps:
+            self._write_off(operation)
+
+    def _decide_load(self, operation: LoadOperation, report: _ReportBuilder) -> None:
+        """The ranks agreed: publish what landed, or remember that it is missing; tell who waits."""
+        landed = operation.verdict is Verdict.DONE
+        if landed:
+            self.counters.loads_landed += 1
+            self._commit(operation)
+        else:
+            self.counters.loads_failed += 1
+            page = self._page_at(operation.key, operation.start)
+            self._missing.pop(page, None)
+            self._missing[page] = self._step + self._settings.miss_steps
+        if operation.request_id is not None:
+            (report.landed if landed else report.failed).append(operation.request_id)
+            entry = self._requests[operation.request_id]
+            entry.load = None
+            if not landed:
+                entry.lookup = None
+        report.ready.extend(waiter for waiter in operation.waiters if waiter in self._requests)
+
+    def _commit(self, operation: LoadOperation) -> None:
+        """Publish a load: insert what landed and move its lock to the new end."""
+        full = operation.transfers[0].device_indices
+        assert full is not None
+        start, end, key = operation.start, operation.end, operation.key
+        anchor = operation.receipt
+        value = self._tree.path_indices(anchor.node_id)
+        result = self._tree.insert(
+            InsertParams(
+                key=attrs.evolve(key, token_ids=key.token_ids[:end]),
+                value=_joined(value, full),
+                prev_prefix_len=start,
+                origin=InsertOrigin.RESTORED,
+                track_adopted_ranges=True,
+            )
+        )
+        offloads: list[NodeId] = []
+        for action in result.cache_actions:
+            match action:
+                case FreeDeviceKV(indices=indices):
+                    operation.unadopted.append(indices)
+                case BackupKV(node_ids=node_ids):
+                    offloads.extend(node_ids)
+                case _:
+                    msg = f"commit: expected actions of a tree of full attention, got {action}"
+                    raise ContractError(msg, operation=operation.op)
+        receipt = self._tree.inc_lock_ref(IncLockRefParams(node_id=result.last_device_node))
+        self._tree.dec_lock_ref(anchor.to_dec_params())
+        operation.receipt = receipt
+        canonical = self._tree.path_indices(result.last_device_node)[start:end]
+        for component, transfer in zip(self._components, operation.transfers, strict=True):
+            component.update_external_linker_load(
+                ExternalLinkerLoadPhase.COMMIT,
+                request=None,
+                full_transfer=operation.transfers[0],
+                transfer=transfer,
+                prefix_len=end,
+                insert_result=result,
+                canonical_full=canonical,
+            )
+        self._publish(operation, result.last_device_node)
+        self.offload(offloads)
+
+    def _publish(self, operation: LoadOperation, end: NodeId) -> None:
+        """Keep a restored path for its request for some steps, so that it gets to match it."""
+        if operation.request_id is None:
+            return
+        entry = self._requests[operation.request_id]
+        self._unpublish(entry)
+        receipt = self._tree.inc_lock_ref(IncLockRefParams(node_id=end))
+        entry.published = receipt
+        until = self._step + self._settings.publish_lock_steps
+        self._publications.append((until, operation.request_id, receipt))
+
+    def _unpublish(self, entry: _Request) -> None:
+        """Release the lock on what was restored for a request."""
+        if entry.published is not None:
+            self._tree.dec_lock_ref(entry.published.to_dec_params())
+            entry.published = None
+
+    def _decide_offload(self, operation: Operation, report: _ReportBuilder) -> None:
+        """The ranks agreed: the node is stored, or is as before."""
+        stored = operation.verdict is Verdict.DONE
+        self._tree.finish_offload(operation.op, stored=stored)
+        if stored:
+            self.counters.offloads_stored += 1
+            report.num_offloads_stored += 1
+        else:
+            self.counters.offloads_failed += 1
+            report.num_offloads_failed += 1
+
+    def _retire(self, operation: Operation) -> None:
+        """No rank touches the slots any more: the operation is over."""
+        del self._operations[operation.op]
+        if isinstance(operation, LoadOperation):
+            self._staged -= operation.end - operation.start
+        self._give_back(operation)
+
+    def _give_back(self, operation: Operation) -> None:
+        """Give back slots and lock."""
+        if isinstance(operation, LoadOperation):
+            if operation.verdict is Verdict.DONE:
+                for indices in operation.unadopted:
+                    self._slots.retire(indices)
+            else:
+                self._abort(operation.transfers, None, operation.end)
+        self._tree.dec_lock_ref(operation.receipt.to_dec_params())
+
+    def _write_off(self, operation: Operation) -> None:
+        """Some rank never let go: nobody gets these slots before `reset`. The lock stays for the same reason."""
+        del self._operations[operation.op]
+        self._written_off.append(operation)
+        if isinstance(operation, LoadOperation):
+            self.counters.slots_written_off += operation.end - operation.start
+
+    def _expire(self) -> None:
+        """End the locks and the misses whose steps are over. Cost: O(those that are over)."""
+        while self._publications and self._publications[0][0] <= self._step:
+            _, request_id, receipt = self._publications.popleft()
+            entry = self._requests.get(request_id)
+            if entry is not None and entry.published is receipt:
+                self._unpublish(entry)
+        over = []
+        for page, until in self._missing.items():
+            if until > self._step:
+                break
+            over.append(page)
+        for page in over:
+            del self._missing[page]
+
+    # -- the end of things ------------------------------------------------------------------------------------------
+
+    def release_request(self, request_id: RequestId) -> None:
+        """Forget a request; see `PrefixCache.release_aborted_request`."""
+        entry = self._requests.pop(request_id, None)
+        if entry is None:
+            return
+        self._forget_lookup(entry)
+        self._unpublish(entry)
+        operation = entry.load
+        if operation is None:
+            return
+        operation.request_id = None
+        waited_for = any(waiter in self._requests for waiter in operation.waiters)
+        if operation.queued and not waited_for:
+            operation.queued = False
+            self._fail_queued(operation)
+
+    def _forget_lookup(self, entry: _Request) -> None:
+        """Ask no more for a request; an answer that comes later is nobody's."""
+        if entry.lookup is not None and not entry.answered:
+            self._lookups.remove(entry.lookup)
+        entry.lookup = None
+
+    def drop_everything(self) -> None:
+        """End every operation and forget every request, without a frame: for reset and detach, which all ranks call.
+
+        Returns when this rank's linker touches no slot any more. Idempotent.
+
+        Raises:
+            LinkError: The linker could not be quiesced; nothing is given back then.
+        """
+        for operation in self._operations.values():
+            operation.ticket.decided = True
+        self.linker.reset()
+        for entry in self._requests.values():
+            self._unpublish(entry)
+        self._requests.clear()
+        self._lookups.clear()
+        self._missing.clear()
+        self._publications.clear()
+        left = [*self._written_off, *self._operations.values()]
+        self._written_off.clear()
+        self._operations.clear()
+        self._staged = 0
+        for operation in reversed(left):
+            if operation.verdict is Verdict.PENDING:
+                operation.verdict = Verdict.FAILED
+                if isinstance(operation, OffloadOperation):
+                    self._tree.finish_offload(operation.op, stored=False)
+            self._give_back(operation)
+
+    def _mint(self) -> OperationId:
+        """The next operation's id."""
+        self._next_operation += 1
+        return OperationId(self._next_operation)
+
+
+@attrs.define(kw_only=True)
+class _ReportBuilder:
+    """A `StepReport` in the making."""
+
+    landed: list[RequestId] = attrs.field(factory=list)
+    failed: list[RequestId] = attrs.field(factory=list)
+    ready: list[RequestId] = attrs.field(factory=list)
+    num_offloads_stored: int = 0
+    num_offloads_failed: int = 0
+
+    def build(self) -> StepReport:
+        """The report; each request is named once."""
+        told = set(self.landed) | set(self.failed)
+        ready = [request for request in dict.fromkeys(self.ready) if request not in told]
+        return StepReport(
+            landed=tuple(self.landed),
+            failed=tuple(self.failed),
+            ready=tuple(ready),
+            num_offloads_stored=self.num_offloads_stored,
+            num_offloads_failed=self.num_offloads_failed,
+        )
+
+
+def _answer(
+    device: MatchResult,
+    external: ExternalMatch,
+    *,
+    host_hit_length: int = 0,
+    waiting_on: OperationId | None = None,
+) -> MatchResult:
+    """A device match with what is agreed about the rest."""
+    return attrs.evolve(
+        device, external=external, host_hit_length=host_hit_length, waiting_on=waiting_on
+    )
+
+
+def _joined(prefix: torch.Tensor, loaded: torch.Tensor) -> torch.Tensor:
+    """Slots of the device prefix, then those of the load. Shape: (n,) int64."""
+    if not len(prefix):
+        return loaded
+    value = prefix.new_empty(len(prefix) + len(loaded))
+    value[: len(prefix)] = prefix
+    value[len(prefix) :] = loaded
+    return value
