@@ -1,4 +1,6 @@
-"""The contracts of radixlink: values, protocols and errors that its parts meet in. No behaviour, no I/O, no torch at run time.
+"""The contracts of radixlink: the values, protocols and errors that its parts meet in.
+
+No behaviour, no I/O, and no torch at run time.
 
 What you implement, by what you are:
 

@@ -88,6 +88,15 @@ class PageBits:
         """How many pages the value speaks of."""
         return self.count
 
+    def __bool__(self) -> bool:
+        """Refused: it could mean that some page is set, that all are, or that there are any.
+
+        Raises:
+            TypeError: Always; ask `complete`, `total` or `count`.
+        """
+        msg = "the truth of PageBits is ambiguous: ask complete, total or count"
+        raise TypeError(msg)
+
     def __contains__(self, page: int) -> bool:
         """True when the page's bit is set."""
         return 0 <= page < self.count and bool(self.mask >> page & 1)

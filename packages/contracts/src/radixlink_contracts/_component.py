@@ -51,7 +51,7 @@ class LinkerComponent(Protocol):
         """
         ...
 
-    def update_external_linker_load(  # noqa: PLR0913 -- the founding signature, all by keyword
+    def update_external_linker_load(
         self,
         phase: ExternalLinkerLoadPhase,
         *,

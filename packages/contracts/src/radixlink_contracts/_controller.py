@@ -107,6 +107,7 @@ class PrefixCache(Protocol):
         """Insert computed pages, give duplicates back, and start the offloads that are due.
 
         When: after a batch's results are processed, for finished and chunked requests.
+
         Raises:
             AgreementError: The replica has failed; only `reset` helps.
         """
@@ -181,6 +182,7 @@ class LinkedPrefixCache(PrefixCache, Protocol):
         """Attach an external store to this cache.
 
         When: before serving, or between batches; what is in the tree already takes part.
+
         Raises:
             ContractError: The linker lacks the pool of a component.
             InvalidTransitionError: A linker is attached already.
@@ -201,6 +203,7 @@ class LinkedPrefixCache(PrefixCache, Protocol):
         """Exchange what each rank knows, and carry out what is agreed. `check_hicache_events` is its alias.
 
         When: once a scheduler iteration, before any decision about a request.
+
         Raises:
             AgreementError: Ranks differ, or one did not come in time. Fatal until `reset` by all ranks.
 
@@ -241,6 +244,7 @@ class LayerWisePrefixCache(LinkedPrefixCache, Protocol):
         """Give a request its own copy of the recurrent state at the end of its match.
 
         When: at admission.
+
         Returns:
             The slot, or None when there is no room.
         """

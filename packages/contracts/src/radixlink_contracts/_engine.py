@@ -25,7 +25,7 @@ class RequestKV(Protocol):
 
     @property
     def key(self) -> RadixKey:
-        """The sequence to match: normally the prompt. At least one token is left to compute by the engine's own rule."""
+        """The sequence to match: what of the prompt need not be computed, so at most all but its last token."""
         ...
 
     @property

@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from radixlink_contracts._pools import ComponentType
-
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -17,6 +15,7 @@ if TYPE_CHECKING:
 
     from radixlink_contracts._ids import NodeId
     from radixlink_contracts._keys import RadixKey
+    from radixlink_contracts._pools import ComponentType
     from radixlink_contracts.actions import CacheAction
 
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol, Self
 
 import attrs
-from typing_extensions import Self
 
 from radixlink_contracts.errors import ContractError
 

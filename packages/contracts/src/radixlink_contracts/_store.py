@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import hashlib
 from array import array
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
 import attrs
-from typing_extensions import Buffer
 
 from radixlink_contracts.errors import ContractError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from typing_extensions import Buffer
+
     from radixlink_contracts._bits import PageBits
     from radixlink_contracts._keys import PageKeys
     from radixlink_contracts._pools import PoolName
@@ -270,8 +272,9 @@ class StoreConfig:
 
 
 class StoreFactory(Protocol):
-    """Opens the page stores of one backend. Found by the entry point group `radixlink.stores`: a callable that takes a
-    `StoreConfig` and returns one of these.
+    """Opens the page stores of one backend.
+
+    Found by the entry point group `radixlink.stores`: a callable that takes a `StoreConfig` and returns one of these.
     """
 
     def open(self, layout: PoolLayout) -> PageStore:

@@ -1,0 +1,76 @@
+from __future__ import annotations
+
+import attrs
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from radixlink_contracts import PageBits
+from radixlink_contracts.errors import ContractError
+
+
+@st.composite
+def pages_of(draw: st.DrawFn) -> tuple[int, set[int]]:
+    count = draw(st.integers(0, 200))
+    pages = draw(st.sets(st.integers(0, count - 1))) if count else set[int]()
+    return count, pages
+
+
+@given(pages_of())
+def test_bits_say_what_a_set_of_pages_says(sample: tuple[int, set[int]]) -> None:
+    count, pages = sample
+    bits = PageBits.of(pages, count)
+    assert list(bits) == sorted(pages)
+    assert bits.total == len(pages)
+    assert len(bits) == bits.count == count
+    assert bits.complete == (len(pages) == count)
+    assert bits.leading == next(page for page in range(count + 1) if page not in pages)
+    assert [page for page in range(-2, count + 2) if page in bits] == sorted(pages)
+
+
+@given(pages_of(), st.data())
+def test_and_is_the_intersection(sample: tuple[int, set[int]], data: st.DataObject) -> None:
+    count, pages = sample
+    others = data.draw(st.sets(st.integers(0, count - 1))) if count else set[int]()
+    both = PageBits.of(pages, count) & PageBits.of(others, count)
+    assert both == PageBits.of(pages & others, count)
+
+
+@given(st.integers(0, 200))
+def test_all_and_none_are_the_ends(count: int) -> None:
+    every, no = PageBits.all(count), PageBits.none(count)
+    assert (every.complete, every.total, every.leading) == (True, count, count)
+    assert (no.complete, no.total, no.leading) == (count == 0, 0, 0)
+    assert every & no == no
+
+
+def test_a_hole_at_the_front_leaves_nothing_leading() -> None:
+    assert PageBits.of([1, 2, 3], 4).leading == 0
+
+
+@pytest.mark.parametrize("page", [-1, 4, 100])
+def test_a_page_that_is_not_there_is_refused(page: int) -> None:
+    with pytest.raises(ContractError, match=rf"0\.\.3, got {page}"):
+        PageBits.of([0, page], 4)
+
+
+@pytest.mark.parametrize(("mask", "count"), [(0b1_0000, 4), (1, 0), (-1, 4), (0, -1)])
+def test_a_mask_has_no_bits_beyond_its_pages(mask: int, count: int) -> None:
+    with pytest.raises(ContractError, match=f"mask of {count} bits"):
+        PageBits(mask, count)
+
+
+def test_and_of_different_numbers_of_pages_is_refused() -> None:
+    with pytest.raises(ContractError, match="expected 3 pages on both sides of &, got 4"):
+        PageBits.all(3) & PageBits.all(4)
+
+
+def test_bits_are_frozen() -> None:
+    bits = PageBits.all(3)
+    with pytest.raises(attrs.exceptions.FrozenInstanceError):
+        bits.mask = 0  # type: ignore[misc]
+
+
+def test_truth_of_bits_is_refused_as_ambiguous() -> None:
+    with pytest.raises(TypeError, match="ask complete, total or count"):
+        bool(PageBits.all(3))

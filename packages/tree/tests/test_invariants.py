@@ -1,0 +1,154 @@
+"""`check_invariants` finds each kind of fault and names it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from radixlink_contracts import Namespace, OperationId
+from radixlink_contracts.errors import ContractError
+from radixlink_tree import UnifiedTreeCore, check_invariants
+
+from .conftest import Rig
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from radixlink_tree._node import Node
+
+
+def a_tree() -> tuple[UnifiedTreeCore, Node, Node]:
+    """A tree whose pages 1, 2 are one node and 3 another below it, with a linker, nothing locked."""
+    rig = Rig(4)
+    rig.tree.attach_linker(backup_threshold=1)
+    upper, lower = rig.leaf(1, 2), rig.leaf(1, 2, 3)
+    rig.insert(5)
+    check_invariants(rig.tree)
+    return rig.tree, rig.tree._nodes[upper], rig.tree._nodes[lower]
+
+
+def unregister(tree: UnifiedTreeCore, _: Node, lower: Node) -> None:
+    del tree._nodes[lower.node_id]
+
+
+def unlink(_: UnifiedTreeCore, upper: Node, lower: Node) -> None:
+    del upper.children[lower.edge]
+
+
+def adopt(tree: UnifiedTreeCore, _: Node, lower: Node) -> None:
+    lower.parent = tree._root
+
+
+def misfile(_: UnifiedTreeCore, upper: Node, lower: Node) -> None:
+    del upper.children[lower.edge]
+    lower.edge = bytes(32)
+    upper.children[lower.edge] = lower
+
+
+def emigrate(_: UnifiedTreeCore, __: Node, lower: Node) -> None:
+    lower.namespace = Namespace(extra_key="a")
+
+
+def lock_without_receipt(_: UnifiedTreeCore, __: Node, lower: Node) -> None:
+    lower.lock_ref += 1
+
+
+def unlock_without_receipt(_: UnifiedTreeCore, __: Node, lower: Node) -> None:
+    lower.lock_ref -= 1
+
+
+def tear(_: UnifiedTreeCore, __: Node, lower: Node) -> None:
+    lower.tokens = lower.tokens[:-1]
+
+
+def lose_slots(_: UnifiedTreeCore, __: Node, lower: Node) -> None:
+    lower.device_indices = lower.device_indices[1:]
+
+
+def share_slots(_: UnifiedTreeCore, upper: Node, lower: Node) -> None:
+    lower.device_indices = upper.device_indices[:4].clone()
+
+
+def forget_in_queue(tree: UnifiedTreeCore, _: Node, lower: Node) -> None:
+    tree._queue.clear()
+    lower.queued = False
+
+
+def miscount(tree: UnifiedTreeCore, _: Node, __: Node) -> None:
+    tree._evictable += 4
+
+
+def use_child_alone(_: UnifiedTreeCore, upper: Node, lower: Node) -> None:
+    lower.last_access = upper.last_access + 1
+
+
+def store_while_pending(tree: UnifiedTreeCore, _: Node, lower: Node) -> None:
+    tree.mark_offload_pending(lower.node_id, OperationId(1))
+    lower.stored = True
+
+
+def forget_offload(tree: UnifiedTreeCore, _: Node, lower: Node) -> None:
+    tree.mark_offload_pending(lower.node_id, OperationId(1))
+    tree._pending.clear()
+
+
+def forget_operation(tree: UnifiedTreeCore, _: Node, lower: Node) -> None:
+    tree.mark_offload_pending(lower.node_id, OperationId(1))
+    lower.pending_operation = None
+
+
+def count_without_linker(tree: UnifiedTreeCore, _: Node, __: Node) -> None:
+    tree._backup_threshold = None
+
+
+def rekey(tree: UnifiedTreeCore, upper: Node, lower: Node) -> None:
+    assert len(tree.node(lower.node_id).page_keys) == 1
+    lower.chain = upper.chain
+
+
+FAULTS: dict[Callable[[UnifiedTreeCore, Node, Node], None], str] = {
+    unregister: "linked but not registered",
+    unlink: "4 nodes are registered, 3 are linked",
+    adopt: "do not agree about their link",
+    misfile: "filed under another first page",
+    emigrate: "of another namespace than its parent",
+    lock_without_receipt: "has lock count 1, receipts make 0",
+    unlock_without_receipt: "has lock count -1",
+    tear: "which is not whole pages",
+    lose_slots: "holds 3 slots for 4 tokens",
+    share_slots: "4 slots are in two places",
+    forget_in_queue: "an unlocked leaf that eviction does not know",
+    miscount: "ledgers say 20 evictable and 0 protected, counted 16 and 0",
+    use_child_alone: "was used after its parent",
+    store_while_pending: "is stored and being offloaded",
+    forget_offload: "which does not know it",
+    forget_operation: "does not know its offload",
+    count_without_linker: "although there is no linker",
+    rekey: "has the keys of other tokens",
+}
+
+
+@pytest.mark.parametrize(
+    ("break_it", "complaint"),
+    FAULTS.items(),
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_fault_is_found_and_named(
+    break_it: Callable[[UnifiedTreeCore, Node, Node], None], complaint: str
+) -> None:
+    tree, upper, lower = a_tree()
+    break_it(tree, upper, lower)
+    with pytest.raises(ContractError, match=complaint):
+        check_invariants(tree)
+
+
+def test_lock_of_a_node_that_is_gone_is_found() -> None:
+    rig = Rig(4)
+    receipt = rig.lock(rig.leaf(1))
+    rig.tree._nodes[receipt.node_id].lock_ref = 0
+    rig.tree._evictable, rig.tree._protected = 4, 0
+    rig.tree._queue.offer(rig.tree._nodes[receipt.node_id])
+    rig.evict(1)
+    with pytest.raises(ContractError, match="which is not there"):
+        check_invariants(rig.tree)

@@ -1,0 +1,81 @@
+"""How long a page allocator takes for one segment of tokens, by the size of its pool.
+
+Half of each pool is in use, in segments freed and taken again in random order, so that the free
+list is as mixed as after hours of service. One thread; median and 90th percentile of each call.
+
+    python tools/bench/allocators.py
+"""
+
+from __future__ import annotations
+
+import random
+import statistics
+import time
+from typing import Final
+
+import torch
+
+from radixlink_pools import PagedAllocator
+
+SEGMENT_TOKENS: Final = 512
+NUM_SLOTS: Final = (64 << 10, 1 << 20)
+PAGE_SIZES: Final = (1, 16)
+ROUNDS: Final = 4000
+#: Freed and taken in pieces of other sizes first, so that segments are no runs of slots any more.
+CHURN_TOKENS: Final = (16, 48, 112, 512, 1040)
+
+
+def churned(num_slots: int, page_size: int, rng: random.Random) -> PagedAllocator:
+    """Return an allocator that is half full and has a mixed free list."""
+    allocator = PagedAllocator(num_slots // page_size, page_size)
+    pieces: list[torch.Tensor] = []
+    for _ in range(2):
+        while (piece := allocator.alloc(rng.choice(CHURN_TOKENS))) is not None:
+            pieces.append(piece)
+        rng.shuffle(pieces)
+        while allocator.available_size < num_slots // 2:
+            allocator.free(pieces.pop())
+    return allocator
+
+
+def measure(num_slots: int, page_size: int) -> tuple[list[float], list[float]]:
+    """Return the microseconds of each alloc and of each free of one segment."""
+    rng = random.Random(0)  # noqa: S311 -- repeatable, not secret
+    allocator = churned(num_slots, page_size, rng)
+    held: list[torch.Tensor] = []
+    while len(held) < num_slots // 4 // SEGMENT_TOKENS:
+        segment = allocator.alloc(SEGMENT_TOKENS)
+        assert segment is not None, "half of the pool is free"
+        held.append(segment)
+    allocs, frees = [], []
+    for _ in range(ROUNDS):
+        place = rng.randrange(len(held))
+        started = time.perf_counter_ns()
+        allocator.free(held[place])
+        freed = time.perf_counter_ns()
+        segment = allocator.alloc(SEGMENT_TOKENS)
+        ended = time.perf_counter_ns()
+        assert segment is not None, "one segment was just freed"
+        held[place] = segment
+        frees.append((freed - started) / 1000)
+        allocs.append((ended - freed) / 1000)
+    return allocs, frees
+
+
+def main() -> None:
+    """Print one line for each pool."""
+    torch.set_num_threads(1)
+    print(
+        f"{SEGMENT_TOKENS} tokens a call, median (90th percentile) in us, torch {torch.__version__}"
+    )
+    for num_slots in NUM_SLOTS:
+        for page_size in PAGE_SIZES:
+            cells = [
+                f"{statistics.median(times):6.2f} ({statistics.quantiles(times, n=10)[8]:6.2f})"
+                for times in measure(num_slots, page_size)
+            ]
+            print(f"{num_slots:8} slots, page {page_size:2}: alloc {cells[0]}  free {cells[1]}")
+
+
+if __name__ == "__main__":
+    main()
