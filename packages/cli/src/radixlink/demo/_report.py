@@ -1,0 +1,232 @@
+"""The figures of a demonstration: collected, judged, printed and written."""
+
+from __future__ import annotations
+
+import json
+from statistics import median
+from typing import TYPE_CHECKING, Final
+
+import attrs
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from radixlink.demo._messages import TurnFigures
+
+MAX_DLOGIT: Final = 1e-3
+"""How far logits in fp32 may be from those of a run without a cache. A page swapped for another moves them more."""
+
+_HEADER: Final = (
+    f"{'turn':>4} {'document':<11} {'on':<2} {'prompt':>6} {'device':>6} {'restored':>8} "
+    f"{'computed':>8} {'first token':>11} {'store off':>9} {'times':>6}  restored from"
+)
+
+
+@attrs.frozen(kw_only=True)
+class TurnReport:
+    """One turn, with who held it.
+
+    Attributes:
+        number: From 1, for each conversation.
+        conversation: Its name.
+        replica: Its name.
+        pid: The replica's process.
+        answer: The text.
+        figures: What it took.
+    """
+
+    number: int
+    conversation: str
+    replica: str
+    pid: int
+    answer: str
+    figures: TurnFigures
+
+    @property
+    def speed_up(self) -> float:
+        """How many times sooner the first token came than with the store off."""
+        return self.figures.without_store_s / self.figures.first_token_s
+
+    def row(self) -> str:
+        """One line of the table."""
+        figures = self.figures
+        writers = ", ".join(
+            f"{pages} pages of pid {pid}" for pid, pages in sorted(figures.pages_by_writer.items())
+        )
+        verdict = "" if figures.identical else "  WRONG TOKENS"
+        return (
+            f"{self.number:>4} {self.conversation:<11} {self.replica:<2} {figures.prompt_tokens:>6} "
+            f"{figures.device_tokens:>6} {figures.restored_tokens:>8} {figures.computed_tokens:>8} "
+            f"{figures.first_token_s * 1e3:>8.0f} ms {figures.without_store_s * 1e3:>6.0f} ms "
+            f"{self.speed_up:>6.1f}  {writers or '-'}{verdict}"
+        )
+
+
+@attrs.frozen(kw_only=True)
+class RanksReport:
+    """The part with two tensor-parallel ranks.
+
+    Attributes:
+        restored_tokens: Of the turn whose pages were all there, for each rank.
+        computed_tokens_after_loss: Of the turn for which one rank lost one page, for each rank.
+        restored_tokens_after_loss: Likewise.
+        identical: All tokens equal those of a run without a cache.
+        max_dlogit: Over all turns, from that run.
+    """
+
+    restored_tokens: tuple[int, ...]
+    computed_tokens_after_loss: tuple[int, ...]
+    restored_tokens_after_loss: tuple[int, ...]
+    identical: bool
+    max_dlogit: float
+
+    def faults(self) -> list[str]:
+        """What is not as it should be."""
+        faults = []
+        if not self.identical:
+            faults.append("two ranks: tokens differ from a run without a cache")
+        if self.max_dlogit > MAX_DLOGIT:
+            faults.append(f"two ranks: logits are off by {self.max_dlogit:.2e}")
+        if min(self.restored_tokens) == 0 or len(set(self.restored_tokens)) > 1:
+            faults.append(f"two ranks: restored {self.restored_tokens} tokens")
+        if len(set(self.computed_tokens_after_loss)) > 1 or any(self.restored_tokens_after_loss):
+            faults.append(
+                "two ranks: one lost page did not cost both the same recompute: restored "
+                f"{self.restored_tokens_after_loss}, computed {self.computed_tokens_after_loss}"
+            )
+        return faults
+
+
+@attrs.frozen(kw_only=True)
+class DemoReport:
+    """All of it.
+
+    Attributes:
+        model: Its name.
+        model_digest: Of its weights.
+        store: Name of the store.
+        turns: In the order in which they were held.
+        ended_pid: The replica that was killed before the last turns.
+        ranks: The part with two ranks, where it was held.
+        ranks_skipped: Why it was not.
+        seconds: The whole run.
+    """
+
+    model: str
+    model_digest: str
+    store: str
+    turns: tuple[TurnReport, ...]
+    ended_pid: int
+    ranks: RanksReport | None
+    ranks_skipped: str
+    seconds: float
+
+    @property
+    def identical(self) -> bool:
+        """Every token equals that of a run without a cache."""
+        return all(turn.figures.identical for turn in self.turns) and (
+            self.ranks is None or self.ranks.identical
+        )
+
+    @property
+    def max_dlogit(self) -> float:
+        """The largest difference of logits from a run without a cache."""
+        return max(turn.figures.dlogit for turn in self.turns)
+
+    @property
+    def control_dlogit(self) -> float | None:
+        """The smallest difference that one swapped page made; None where nothing was restored."""
+        controls = [
+            turn.figures.control_dlogit
+            for turn in self.turns
+            if turn.figures.control_dlogit is not None
+        ]
+        return min(controls, default=None)
+
+    @property
+    def median_speed_up(self) -> float:
+        """Over the turns that restored something; 0 without any."""
+        return median([t.speed_up for t in self.turns if t.figures.restored_tokens] or [0.0])
+
+    def faults(self) -> list[str]:
+        """What is not as it should be; empty for a demonstration that succeeded."""
+        faults = []
+        for turn in self.turns:
+            where = f"turn {turn.number} of {turn.conversation}"
+            if not turn.figures.identical:
+                faults.append(f"{where}: tokens differ from a run without a cache")
+            if turn.number > 1 and turn.figures.restored_tokens == 0:
+                faults.append(f"{where}: nothing was restored")
+        if self.max_dlogit > MAX_DLOGIT:
+            faults.append(f"logits are off by {self.max_dlogit:.2e}, more than {MAX_DLOGIT:.0e}")
+        control = self.control_dlogit
+        if control is not None and control <= MAX_DLOGIT:
+            faults.append(
+                f"the check does not see a swapped page: it moves logits by {control:.2e}"
+            )
+        if self.ranks is not None:
+            faults += self.ranks.faults()
+        return faults
+
+    def summary(self) -> list[str]:
+        """The end of what is printed."""
+        restored = sum(turn.figures.restored_tokens for turn in self.turns)
+        computed = sum(turn.figures.computed_tokens for turn in self.turns)
+        control = self.control_dlogit
+        lines = [
+            (
+                f"restored {restored} tokens, computed {computed}; first token "
+                f"{self.median_speed_up:.1f} times sooner than with the store off "
+                "(median of the turns that restored)"
+            ),
+            f"tokens identical to runs without a cache: {'yes' if self.identical else 'NO'}; "
+            f"logits differ by at most {self.max_dlogit:.1e}"
+            + ("" if control is None else f", with one page swapped by at least {control:.1e}"),
+            f"replica pid {self.ended_pid} was killed before the last turns, which restored what it had stored",
+        ]
+        if self.ranks is None:
+            lines.append(f"two tensor-parallel ranks: left out: {self.ranks_skipped}")
+        else:
+            lines.append(
+                f"two tensor-parallel ranks: each restored {self.ranks.restored_tokens[0]} tokens; after "
+                f"rank 1 lost one page both computed {self.ranks.computed_tokens_after_loss[0]}"
+            )
+        return lines
+
+    def write(self, path: Path) -> None:
+        """Write everything as JSON, the derived figures first.
+
+        Raises:
+            OSError: The path cannot be written.
+        """
+        content = {
+            "identical": self.identical,
+            "max_dlogit": self.max_dlogit,
+            "control_dlogit": self.control_dlogit,
+            "median_speed_up": self.median_speed_up,
+            "faults": self.faults(),
+            **attrs.asdict(self),
+        }
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(content, indent=2) + "\n")
+
+
+def header() -> str:
+    """The table's first line."""
+    return _HEADER
+
+
+def ranks_report(told: Sequence[Mapping[str, object]]) -> RanksReport:
+    """The report of what each rank told, by rank."""
+
+    def numbers(field: str) -> tuple[int, ...]:
+        return tuple(int(str(rank[field])) for rank in told)
+
+    return RanksReport(
+        restored_tokens=numbers("restored_tokens"),
+        computed_tokens_after_loss=numbers("computed_tokens_after_loss"),
+        restored_tokens_after_loss=numbers("restored_tokens_after_loss"),
+        identical=all(bool(rank["identical"]) for rank in told),
+        max_dlogit=max(float(str(rank["max_dlogit"])) for rank in told),
+    )

@@ -1,0 +1,61 @@
+"""A small engine on Hugging Face transformers models, with its KV cache behind radixlink.
+
+* `load_model` reads a saved model, `build_engine` makes a `TransformersEngine` of it.
+* `TransformersEngine.generate` answers a prompt; `RequestFigures` say what was restored and what
+  was computed.
+* `generate_without_cache` is the yardstick: the same model without radixlink.
+* `KVGeometry`, `PagedKVPool`, `restore_prefix` and `save_pages` are the bridge between pages and a
+  `DynamicCache`, for engines of your own.
+
+It runs models whose layers all keep keys and values of every token (Llama, Qwen2, Qwen3,
+SmolLM2, ...), on a CPU; others are refused.
+"""
+
+from radixlink_transformers._assembly import build_engine, default_linker_settings
+from radixlink_transformers._bridge import restore_prefix, save_pages
+from radixlink_transformers._engine import TransformersEngine
+from radixlink_transformers._geometry import KVGeometry, cache_identity, require_full_attention
+from radixlink_transformers._hugging_face import CausalModel, KVCache
+from radixlink_transformers._loading import load_model
+from radixlink_transformers._poison import PoisoningAllocator
+from radixlink_transformers._pool import LayerKV, PagedKVPool
+from radixlink_transformers._reference import ReferenceGeneration, generate_without_cache
+from radixlink_transformers._values import (
+    EngineSettings,
+    FirstToken,
+    Generation,
+    LoadStarted,
+    LookupStarted,
+    PrefillStarted,
+    Progress,
+    RequestFigures,
+    TokenGenerated,
+)
+
+__all__ = [
+    "CausalModel",
+    "EngineSettings",
+    "FirstToken",
+    "Generation",
+    "KVCache",
+    "KVGeometry",
+    "LayerKV",
+    "LoadStarted",
+    "LookupStarted",
+    "PagedKVPool",
+    "PoisoningAllocator",
+    "PrefillStarted",
+    "Progress",
+    "ReferenceGeneration",
+    "RequestFigures",
+    "TokenGenerated",
+    "TransformersEngine",
+    "build_engine",
+    "cache_identity",
+    "default_linker_settings",
+    "generate_without_cache",
+    "load_model",
+    "require_full_attention",
+    "restore_prefix",
+    "save_pages",
+]

@@ -1,0 +1,181 @@
+"""`build_engine`: the parts of one rank's engine, wired."""
+
+from __future__ import annotations
+
+import math
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Final
+
+from radixlink_components import FullComponent
+from radixlink_contracts import PoolLayout, PoolName, Shard
+from radixlink_contracts.errors import AgreementError, ContractError
+from radixlink_linker import (
+    DeviceSlots,
+    LinkerSettings,
+    MonotonicClock,
+    StoreLinker,
+    ThreadExecutor,
+    UnifiedRadixCache,
+)
+from radixlink_pools import CpuCopier, PagedAllocator
+from radixlink_transformers._engine import TransformersEngine
+from radixlink_transformers._geometry import KVGeometry, cache_identity
+from radixlink_transformers._poison import PoisoningAllocator
+from radixlink_transformers._pool import PagedKVPool
+from radixlink_transformers._values import EngineSettings
+from radixlink_tree import UnifiedTreeCore
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from radixlink_contracts import RankGroup, SlotAllocator, StoreFactory
+    from radixlink_transformers._hugging_face import CausalModel
+
+_NUM_LOOKUP_THREADS: Final = 2
+#: How long a transfer may still be busy after its verdict.
+_WRITE_OFF_S: Final = 60.0
+
+
+def build_engine(
+    model: CausalModel,
+    *,
+    identity_name: str,
+    revision: str,
+    page_size: int,
+    num_pages: int,
+    stores: StoreFactory | None,
+    group: RankGroup,
+    shard: Shard | None = None,
+    settings: EngineSettings | None = None,
+    linker_settings: LinkerSettings | None = None,
+) -> TransformersEngine:
+    """An engine of one rank, ready for its first request.
+
+    Args:
+        model: From `load_model`; spread over `shard.count` ranks.
+        identity_name: The model's name, part of what its pages are stored under.
+        revision: Which weights; likewise.
+        page_size: Tokens of a page.
+        num_pages: Pages of this rank's device pool.
+        stores: Opens the store that pages go to and come from; None runs with the device alone.
+        group: The ranks that make the same calls.
+        shard: This rank's part of the heads; None for all of them.
+        settings: How to run and wait.
+        linker_settings: What the ranks of the group agree on; None for `default_linker_settings`.
+
+    Raises:
+        UnsupportedModelError: The model keeps what this engine cannot page.
+        ContractError: The numbers do not fit, or the model is not on the CPU.
+        StorageError: The store cannot be opened, or holds pages of another model.
+        AgreementError: The ranks do not agree on the settings.
+
+    Owns: the engine owns what is made here, the opened store included; the caller keeps model,
+        group and store factory, and closes the engine first.
+    Ranks: all, the same arguments but for `shard.index`.
+    """
+    if model.device.type != "cpu":
+        raise ContractError(
+            f"build_engine: expected a model on the CPU, got {model.device}; other devices need "
+            "an order between their streams and the transfers, which is not built yet"
+        )
+    settings = settings or EngineSettings()
+    linker_settings = linker_settings or default_linker_settings(settings)
+    shard = shard or Shard()
+    if shard.count not in {1, group.size}:
+        raise ContractError(
+            f"build_engine: expected a shard for each of the {group.size} ranks, or one for all, "
+            f"got {shard.count}"
+        )
+    geometry = KVGeometry.of_model(model, page_size=page_size, tensor_parallel_size=shard.count)
+    identity = cache_identity(identity_name, revision, geometry)
+    _agree(
+        group,
+        f"{settings} {identity} shards={shard.count} pages={num_pages} store={stores is not None}",
+        linker_settings.step_timeout_s,
+    )
+    pool = PagedKVPool(geometry, num_pages, model.device)
+    allocator: SlotAllocator = PagedAllocator(num_pages, page_size)
+    if settings.poison_freed_pages:
+        allocator = PoisoningAllocator(allocator, pool)
+    clock = MonotonicClock()
+    tree = UnifiedTreeCore(page_size=page_size)
+    slots = DeviceSlots(tree=tree, allocator=allocator)
+    # Released in reverse order: the linker with its thread, the lookup threads, the store.
+    with ExitStack() as building:
+        linker: StoreLinker | None = None
+        if stores is not None:
+            layout = PoolLayout(
+                identity=identity,
+                pool=PoolName.KV,
+                shard=shard,
+                range_bytes=geometry.range_bytes,
+            )
+            store = stores.open(layout)
+            building.callback(store.close)
+            linker = StoreLinker(
+                pools={PoolName.KV: pool.device_pool},
+                stores={PoolName.KV: store},
+                copier=CpuCopier(),
+            )
+            building.callback(linker.close)
+        executor = ThreadExecutor(num_threads=_NUM_LOOKUP_THREADS)
+        building.callback(executor.close)
+        cache = UnifiedRadixCache(
+            tree=tree,
+            slots=slots,
+            components=(
+                FullComponent(allocator=allocator, evict=slots.make_room, release=slots.retire),
+            ),
+            group=group,
+            executor=executor,
+            clock=clock,
+            settings=linker_settings,
+        )
+        building.callback(cache.release_host_resources)
+        if linker is not None:
+            cache.init_cache_linker(linker)
+        return TransformersEngine(
+            model=model,
+            cache=cache,
+            tree=tree,
+            allocator=allocator,
+            pool=pool,
+            clock=clock,
+            settings=settings,
+            num_ranks=group.size,
+            pages_by_writer=dict if linker is None else _writers_of(linker),
+            resources=building.pop_all(),
+        )
+
+
+def _writers_of(linker: StoreLinker) -> Callable[[], Mapping[int, int]]:
+    return lambda: linker.counters.pages_by_writer
+
+
+def _agree(group: RankGroup, facts: str, timeout_s: float) -> None:
+    """All ranks build the same engine; what the linker agrees on by itself is left to it.
+
+    Raises:
+        AgreementError: They do not, or one did not come in time. On every rank alike.
+    """
+    if group.size == 1:
+        return
+    told = [value.decode() for value in group.all_gather(facts.encode(), timeout_s)]
+    if len(set(told)) > 1:
+        raise AgreementError(
+            f"build_engine: expected the same on all ranks, got {told}",
+            by_rank=dict(enumerate(told)),
+            rank=group.rank,
+        )
+
+
+def default_linker_settings(settings: EngineSettings) -> LinkerSettings:
+    """The linker's own defaults, but for what this engine does differently.
+
+    * It runs one request at a time, so a load may take the whole pool: nobody else needs room.
+    * It steps as often as it polls, not once a forward, so what is counted in steps is longer.
+    """
+    return LinkerSettings(
+        staged_percent=100,
+        write_off_steps=math.ceil(_WRITE_OFF_S / settings.poll_interval_s),
+    )

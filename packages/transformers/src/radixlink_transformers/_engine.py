@@ -1,0 +1,420 @@
+"""`TransformersEngine`: one request at a time, from a prompt to tokens; whole pages are kept.
+
+A request's way, each step made by all ranks alike:
+
+1. `step`, then match, lookup and load until it is settled what must be computed (`_prefix`).
+2. Lock what was matched, make room for the rest and take its slots (`_stay`).
+3. Launch: copy the prefix out of the pool, run the rest of the prompt, decode greedily.
+4. Write the new whole pages into the pool and insert them; the cache offers them to the store.
+5. Give back what is left: the slots of the last, partial page, the lock, the name, the batch.
+
+When anything is raised on the way, a KeyboardInterrupt included, all of this is undone. An
+interrupt inside a call of the cache is the cache's: it may take a `reset`.
+"""
+
+from __future__ import annotations
+
+from array import array
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Final, Self
+
+import attrs
+import torch
+
+from radixlink_contracts import InsertParams, RadixKey
+from radixlink_contracts.errors import ContractError, InvalidTransitionError
+from radixlink_transformers._bridge import restore_prefix, save_pages
+from radixlink_transformers._forward import decode_greedily, most_likely, prefill
+from radixlink_transformers._hugging_face import new_cache
+from radixlink_transformers._patience import Patience
+from radixlink_transformers._prefix import PrefixFinder
+from radixlink_transformers._request import EngineRequest, prompt_key
+from radixlink_transformers._stay import Stay
+from radixlink_transformers._values import (
+    EngineSettings,
+    FirstToken,
+    Generation,
+    PrefillStarted,
+    RequestFigures,
+    TokenGenerated,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Mapping, Sequence
+    from types import TracebackType
+
+    from radixlink_contracts import (
+        Clock,
+        LinkedPrefixCache,
+        RequestId,
+        SlotAllocator,
+        TreeCore,
+    )
+    from radixlink_transformers._hugging_face import CausalModel, KVCache
+    from radixlink_transformers._pool import PagedKVPool
+    from radixlink_transformers._prefix import FoundPrefix
+    from radixlink_transformers._values import Progress
+
+
+class TransformersEngine:
+    """A small engine: real models, real KV, one request at a time.
+
+    Ranks: all, the same calls with the same arguments in the same order. A callback must not raise
+        on one rank alone.
+    Thread: one, the scheduler's.
+    Owns: what `resources` holds; `close` releases it.
+    """
+
+    def __init__(
+        self,
+        *,
+        model: CausalModel,
+        cache: LinkedPrefixCache,
+        tree: TreeCore,
+        allocator: SlotAllocator,
+        pool: PagedKVPool,
+        clock: Clock,
+        settings: EngineSettings,
+        num_ranks: int = 1,
+        pages_by_writer: Callable[[], Mapping[int, int]] = dict,
+        resources: ExitStack | None = None,
+    ) -> None:
+        """Take the parts; `build_engine` makes them.
+
+        Args:
+            model: Computes.
+            cache: Decides what need not be computed.
+            tree: That cache's own, to read where a prefix lies.
+            allocator: Deals out the slots of `pool`.
+            pool: Holds the pages.
+            clock: For figures, and for deadlines where there is one rank.
+            settings: How to run and wait.
+            num_ranks: How many ranks make the same calls.
+            pages_by_writer: Says what the property of that name does.
+            resources: What to release at the end.
+
+        Raises:
+            ContractError: The parts do not fit each other.
+        """
+        page_sizes = {tree.page_size, allocator.page_size, pool.geometry.page_size}
+        num_slots = pool.num_pages * pool.geometry.page_size
+        if len(page_sizes) != 1 or allocator.size > num_slots:
+            raise ContractError(
+                "TransformersEngine: expected tree, allocator and pool of one page size, and no "
+                f"more slots than the pool's {num_slots}, got page sizes {sorted(page_sizes)} "
+                f"and {allocator.size} slots"
+            )
+        self._model: Final = model
+        self._cache: Final = cache
+        self._tree: Final = tree
+        self._allocator: Final = allocator
+        self._pool: Final = pool
+        self._clock: Final = clock
+        self._settings: Final = settings
+        self._num_ranks: Final = num_ranks
+        self._pages_by_writer: Final = pages_by_writer
+        self._resources: Final = resources or ExitStack()
+        self._finder: Final = PrefixFinder(cache)
+        self._page_size: Final = pool.geometry.page_size
+        self._closed = False
+
+    def __enter__(self) -> Self:
+        """Be closed at the end of a `with` block."""
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Close."""
+        self.close()
+
+    # -- requests -------------------------------------------------------------------------------
+
+    def generate(
+        self,
+        prompt: Sequence[int],
+        request_id: RequestId,
+        max_new_tokens: int,
+        eos_ids: Collection[int] = frozenset(),
+        on_progress: Callable[[Progress], None] | None = None,
+    ) -> Generation:
+        """Answer a prompt, with as little computed as device and store allow, and keep its pages.
+
+        Args:
+            prompt: At least one token.
+            request_id: The same on all ranks.
+            max_new_tokens: At least 1.
+            eos_ids: Tokens that end the answer.
+            on_progress: Is told what starts, and each token.
+
+        Raises:
+            CapacityError: Prompt and answer do not fit into the pool beside what is in use.
+            AgreementError: The ranks do not agree; only `reset`, by all of them, helps.
+            ContractError: There is no prompt, or nothing to answer.
+        """
+        self._require_open("generate")
+        if max_new_tokens < 1:
+            raise ContractError(
+                f"generate {request_id}: expected max_new_tokens of at least 1, "
+                f"got {max_new_tokens}"
+            )
+        timer = _Timer(self._clock)
+        tell = on_progress or _tell_nobody
+        tokens = tuple(prompt)
+        request = EngineRequest(request_id, tokens)
+        self._cache.step()
+        with self._stay() as stay:
+            found = self._finder.find(request, stay, self._begin_wait, tell)
+            timer.settled()
+            prefix_slots = stay.lock(found.match)
+            # The last new token is never run, so it needs no slot.
+            longest = self._whole_pages(len(tokens) + max_new_tokens - 1 + self._page_size - 1)
+            stay.reserve(longest - found.num_tokens, found.num_tokens, self._begin_wait)
+            stay.launch()
+            tell(
+                PrefillStarted(
+                    num_cached_tokens=found.num_tokens,
+                    num_tokens=len(tokens) - found.num_tokens,
+                )
+            )
+            kv, logits = self._run_prompt(tokens, self._pool.rows_of(prefix_slots))
+            new_tokens: list[int] = []
+            for token in decode_greedily(
+                self._model, kv, logits, len(tokens), max_new_tokens, eos_ids
+            ):
+                if not new_tokens:
+                    timer.answered()
+                new_tokens.append(token)
+                tell(TokenGenerated(token=token))
+            self._keep(stay, kv, (*tokens, *new_tokens[:-1]), prefix_slots)
+        return Generation(
+            tokens=tuple(new_tokens),
+            first_logits=logits,
+            figures=_figures(len(tokens), found, timer),
+        )
+
+    def first_token_without_store(self, prompt: Sequence[int]) -> FirstToken:
+        """What follows a prompt with what the device has now, and no store.
+
+        The other arm of a comparison. Inserts nothing, offloads nothing, and takes no slot.
+
+        Args:
+            prompt: At least one token.
+
+        Raises:
+            ContractError: There is no prompt.
+        """
+        self._require_open("first_token_without_store")
+        timer = _Timer(self._clock)
+        tokens = tuple(prompt)
+        with self._stay() as stay:
+            found = self._finder.find_on_device(prompt_key(tokens))
+            timer.settled()
+            return self._first_token(tokens, self._pool.rows_of(stay.lock(found.match)), timer)
+
+    def first_token_with_pages_swapped(
+        self,
+        prompt: Sequence[int],
+        *,
+        page: int,
+        other: int,
+        num_prefix_tokens: int | None = None,
+    ) -> FirstToken:
+        """A control: the same, but with one page's bytes taken from another page.
+
+        A check that compares logits must see this; one that does not sees no stale page either. The
+        pool is not changed.
+
+        Args:
+            prompt: A prompt whose pages are on the device, for example after `generate`.
+            page: Index of the page, in the prompt, that is wrong.
+            other: Index of the page whose bytes stand in its place.
+            num_prefix_tokens: Use no more than so many tokens of what is on the device, to compare
+                with a run that had no more; None uses all.
+
+        Raises:
+            ContractError: One of the pages is not on the device, or they are the same.
+        """
+        self._require_open("first_token_with_pages_swapped")
+        timer = _Timer(self._clock)
+        tokens = tuple(prompt)
+        with self._stay() as stay:
+            found = self._finder.find_on_device(prompt_key(tokens))
+            timer.settled()
+            rows = self._pool.rows_of(stay.lock(found.match))
+            if num_prefix_tokens is not None:
+                rows = rows[: num_prefix_tokens // self._page_size]
+            if page == other or not (0 <= page < len(rows) and 0 <= other < len(rows)):
+                raise ContractError(
+                    "first_token_with_pages_swapped: expected two different pages of the "
+                    f"{len(rows)} that are used from the device, got {page} and {other}"
+                )
+            rows = rows.clone()
+            rows[page] = rows[other]
+            return self._first_token(tokens, rows, timer)
+
+    # -- the cache as a whole -------------------------------------------------------------------
+
+    @property
+    def page_size(self) -> int:
+        """Tokens of a page."""
+        return self._page_size
+
+    @property
+    def pages_by_writer(self) -> Mapping[int, int]:
+        """Pages that came from the store so far, by the process that wrote them (0: unknown).
+
+        Ranks: local.
+        """
+        return self._pages_by_writer()
+
+    @property
+    def available_tokens(self) -> int:
+        """Slots that are free, without evicting anything."""
+        return self._allocator.available_size
+
+    @property
+    def num_outstanding(self) -> int:
+        """Lookups, loads and offloads that are not over."""
+        return self._cache.num_outstanding
+
+    def settle(self, timeout_s: float) -> bool:
+        """Step until nothing is outstanding: all offloads are confirmed, or failed.
+
+        Args:
+            timeout_s: How long, at least; with several ranks it is counted in steps, so that all of
+                them give up in the same one.
+
+        Returns:
+            False when that took too long.
+        """
+        self._require_open("settle")
+        patience = self._begin_wait(timeout_s)
+        while self._cache.num_outstanding:
+            self._cache.step()
+            if self._cache.num_outstanding and not patience.pause():
+                return False
+        return True
+
+    def reset(self) -> None:
+        """Forget all that is cached on the device. The only way on after an `AgreementError`.
+
+        Ranks: all.
+        """
+        self._require_open("reset")
+        self._cache.reset()
+
+    def close(self) -> None:
+        """Release everything. Idempotent."""
+        self._closed = True
+        self._resources.close()
+
+    # -- steps of the above ---------------------------------------------------------------------
+
+    def _first_token(
+        self, tokens: tuple[int, ...], page_rows: torch.Tensor, timer: _Timer
+    ) -> FirstToken:
+        _, logits = self._run_prompt(tokens, page_rows)
+        token = most_likely(logits)
+        timer.answered()
+        num_cached = len(page_rows) * self._page_size
+        return FirstToken(
+            token=token,
+            logits=logits,
+            figures=timer.figures(len(tokens), device_tokens=num_cached, restored_tokens=0),
+        )
+
+    def _run_prompt(
+        self, tokens: tuple[int, ...], page_rows: torch.Tensor
+    ) -> tuple[KVCache, torch.Tensor]:
+        """A cache of the whole prompt, its first pages from the pool, and the logits behind it."""
+        start = len(page_rows) * self._page_size
+        kv = new_cache(self._model.config)
+        restore_prefix(kv, self._pool, page_rows)
+        chunk_tokens = self._settings.chunk_tokens
+        return kv, prefill(self._model, kv, tokens[start:], start, chunk_tokens)
+
+    def _keep(
+        self, stay: Stay, kv: KVCache, tokens: tuple[int, ...], prefix_slots: torch.Tensor
+    ) -> None:
+        """Write the new whole pages of a sequence into the pool, and insert them."""
+        start, end = len(prefix_slots), self._whole_pages(len(tokens))
+        slots = stay.new_slots(end - start)
+        save_pages(kv, self._pool, self._pool.rows_of(slots), start)
+        params = InsertParams(
+            key=RadixKey(array("q", tokens[:end])),
+            value=torch.cat([prefix_slots, slots]),
+            prev_prefix_len=start,
+        )
+        stay.insert(params, len(slots))
+
+    def _whole_pages(self, num_tokens: int) -> int:
+        return num_tokens - num_tokens % self._page_size
+
+    def _stay(self) -> Stay:
+        return Stay(cache=self._cache, tree=self._tree, allocator=self._allocator)
+
+    def _begin_wait(self, timeout_s: float | None = None) -> Patience:
+        settings = self._settings
+        return Patience(
+            clock=self._clock,
+            timeout_s=settings.wait_timeout_s if timeout_s is None else timeout_s,
+            poll_interval_s=settings.poll_interval_s,
+            num_ranks=self._num_ranks,
+        )
+
+    def _require_open(self, event: str) -> None:
+        if self._closed:
+            raise InvalidTransitionError(
+                f"{event}: expected an open engine, got a closed one", state="closed", event=event
+            )
+
+
+@attrs.define
+class _Timer:
+    """Two moments of a request. Starts when it is made."""
+
+    _clock: Clock
+    _started: float = attrs.field(init=False)
+    _settled: float = attrs.field(init=False)
+    _answered: float = attrs.field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._started = self._settled = self._answered = self._clock.now()
+
+    def settled(self) -> None:
+        """It is settled what must be computed."""
+        self._settled = self._clock.now()
+
+    def answered(self) -> None:
+        """The first token is known."""
+        self._answered = self._clock.now()
+
+    def figures(
+        self, prompt_tokens: int, *, device_tokens: int, restored_tokens: int
+    ) -> RequestFigures:
+        """The figures of a request that was answered."""
+        return RequestFigures(
+            prompt_tokens=prompt_tokens,
+            device_tokens=device_tokens,
+            restored_tokens=restored_tokens,
+            computed_tokens=prompt_tokens - device_tokens - restored_tokens,
+            time_to_first_token_s=self._answered - self._started,
+            load_s=self._settled - self._started,
+            compute_s=self._answered - self._settled,
+        )
+
+
+def _figures(prompt_tokens: int, found: FoundPrefix, timer: _Timer) -> RequestFigures:
+    return timer.figures(
+        prompt_tokens,
+        device_tokens=found.device_tokens,
+        restored_tokens=found.restored_tokens,
+    )
+
+
+def _tell_nobody(progress: Progress) -> None:
+    del progress

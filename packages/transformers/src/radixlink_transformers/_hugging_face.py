@@ -1,0 +1,199 @@
+"""Everything of transformers that this package touches, narrowed to Protocols.
+
+transformers is untyped where it matters, and following its sources costs a type checker most of a
+minute. So its names are looked up here, by name, and come out as the types below.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Protocol, cast
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    import torch
+
+
+class DecoderConfig(Protocol):
+    """The configuration of a text decoder. Families differ in what else there is: ask `setting`."""
+
+    @property
+    def model_type(self) -> str:
+        """The family, for example "llama"."""
+        ...
+
+    @property
+    def num_hidden_layers(self) -> int:
+        """Layers."""
+        ...
+
+    @property
+    def num_attention_heads(self) -> int:
+        """Query heads."""
+        ...
+
+    @property
+    def hidden_size(self) -> int:
+        """Width of the residual stream."""
+        ...
+
+
+class ModelConfig(Protocol):
+    """The configuration of a model, perhaps with other parts beside its text decoder."""
+
+    def get_text_config(self, decoder: bool) -> DecoderConfig:  # noqa: FBT001 - theirs
+        """The part that describes the text decoder; itself where there is only one."""
+        ...
+
+
+class CausalOutput(Protocol):
+    """What a forward returns."""
+
+    @property
+    def logits(self) -> torch.Tensor:
+        """Shape: (batch, kept positions, vocabulary)."""
+        ...
+
+
+class KVLayer(Protocol):
+    """One layer of a `DynamicCache`, `DynamicLayer` to be precise. RoPE is in the keys already.
+
+    Attributes:
+        is_initialized: False until the first token.
+        keys: Shape: (1, KV heads, tokens, head dim). Replaced, not changed, by each forward.
+        values: Likewise.
+    """
+
+    is_initialized: bool
+    keys: torch.Tensor
+    values: torch.Tensor
+
+    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+        """Take device and dtype from the first states; holds no token yet."""
+        ...
+
+
+class KVCache(Protocol):
+    """One sequence's keys and values, as a forward reads and extends them."""
+
+    @property
+    def layers(self) -> Sequence[KVLayer]:
+        """In layer order."""
+        ...
+
+
+class CausalModel(Protocol):
+    """A causal language model: the calls and facts that the engine uses."""
+
+    @property
+    def config(self) -> ModelConfig:
+        """What it is."""
+        ...
+
+    @property
+    def device(self) -> torch.device:
+        """Where its parameters are."""
+        ...
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """What its parameters, and with them its keys and values, are made of."""
+        ...
+
+    def __call__(
+        self,
+        *,
+        input_ids: torch.Tensor,
+        position_ids: torch.Tensor,
+        cache: KVCache,
+        use_cache: bool,
+        logits_to_keep: int,
+    ) -> CausalOutput:
+        """Run the tokens behind those in `cache`, and append theirs to it."""
+        ...
+
+
+class _LoadableModel(CausalModel, Protocol):
+    def eval(self) -> object: ...
+
+
+class _ConfigLoader(Protocol):
+    def from_pretrained(self, directory: Path, *, local_files_only: bool) -> ModelConfig: ...
+
+
+class _ModelLoader(Protocol):
+    def from_pretrained(
+        self,
+        directory: Path,
+        *,
+        dtype: torch.dtype,
+        local_files_only: bool,
+        distributed_config: object | None,
+    ) -> _LoadableModel: ...
+
+
+class _CacheMaker(Protocol):
+    def __call__(self, *, config: ModelConfig) -> KVCache: ...
+
+
+class _DistributedConfigMaker(Protocol):
+    def __call__(self, *, tp_plan: str) -> object: ...
+
+
+class _LayerTypeReader(Protocol):
+    def __call__(self, config: DecoderConfig) -> tuple[list[str], object]: ...
+
+
+def setting(config: DecoderConfig, name: str) -> object:
+    """The value of a setting that only some families have; None where it is absent."""
+    found: object = getattr(config, name, None)
+    return found
+
+
+def layer_types(config: DecoderConfig) -> tuple[str, ...]:
+    """What each layer keeps, in transformers' own words, for example "sliding_attention"."""
+    read = cast("_LayerTypeReader", _find("transformers.cache_utils", "get_layer_types_and_kwargs"))
+    return tuple(read(config)[0])
+
+
+def new_cache(config: ModelConfig) -> KVCache:
+    """An empty cache of one sequence."""
+    make = cast("_CacheMaker", _find("transformers", "DynamicCache"))
+    return make(config=config)
+
+
+def read_config(directory: Path) -> ModelConfig:
+    """The configuration of a saved model. No network.
+
+    Raises:
+        Exception: Files are missing or not understood; transformers promises no type.
+    """
+    loader = cast("_ConfigLoader", _find("transformers", "AutoConfig"))
+    return loader.from_pretrained(directory, local_files_only=True)
+
+
+def read_model(directory: Path, dtype: torch.dtype, *, tensor_parallel: bool) -> CausalModel:
+    """A saved model, ready to run. No network.
+
+    Raises:
+        Exception: Files are missing or not understood; transformers promises no type.
+    """
+    loader = cast("_ModelLoader", _find("transformers", "AutoModelForCausalLM"))
+    distributed: object | None = None
+    if tensor_parallel:
+        configure = cast(
+            "_DistributedConfigMaker", _find("transformers.distributed", "DistributedConfig")
+        )
+        distributed = configure(tp_plan="auto")
+    model = loader.from_pretrained(
+        directory, dtype=dtype, local_files_only=True, distributed_config=distributed
+    )
+    model.eval()
+    return model
+
+
+def _find(module: str, name: str) -> object:
+    found: object = getattr(import_module(module), name)
+    return found
