@@ -78,7 +78,7 @@ def _parser() -> argparse.ArgumentParser:
         help="where the figures go; default: %(default)s",
     )
     demo.add_argument(
-        "--turns", type=_at_least_two, default=7, help="turns of each conversation; default: 7"
+        "--turns", type=_at_least_two, default=6, help="turns of each conversation; default: 6"
     )
     demo.add_argument(
         "--tokens", type=_at_least_two, default=16, help="tokens of each answer; default: 16"

@@ -8,7 +8,12 @@ from typing import TYPE_CHECKING, Final
 
 from radixlink_components import FullComponent
 from radixlink_contracts import PoolLayout, PoolName, Shard
-from radixlink_contracts.errors import AgreementError, ContractError
+from radixlink_contracts.errors import (
+    AgreementError,
+    BackendUnavailableError,
+    ContractError,
+    LinkError,
+)
 from radixlink_linker import (
     DeviceSlots,
     LinkerSettings,
@@ -28,7 +33,7 @@ from radixlink_tree import UnifiedTreeCore
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from radixlink_contracts import RankGroup, SlotAllocator, StoreFactory
+    from radixlink_contracts import PageStore, RankGroup, SlotAllocator, StoreFactory
     from radixlink_transformers._hugging_face import CausalModel
 
 _NUM_LOOKUP_THREADS: Final = 2
@@ -66,7 +71,8 @@ def build_engine(
     Raises:
         UnsupportedModelError: The model keeps what this engine cannot page.
         ContractError: The numbers do not fit, or the model is not on the CPU.
-        StorageError: The store cannot be opened, or holds pages of another model.
+        StorageError: The store cannot be opened on this rank or another, or holds pages of another
+            model.
         AgreementError: The ranks do not agree on the settings.
 
     Owns: the engine owns what is made here, the opened store included; the caller keeps model,
@@ -110,7 +116,7 @@ def build_engine(
                 shard=shard,
                 range_bytes=geometry.range_bytes,
             )
-            store = stores.open(layout)
+            store = _open_on_all(stores, layout, group, linker_settings.step_timeout_s)
             building.callback(store.close)
             linker = StoreLinker(
                 pools={PoolName.KV: pool.device_pool},
@@ -146,6 +152,37 @@ def build_engine(
             pages_by_writer=dict if linker is None else _writers_of(linker),
             resources=building.pop_all(),
         )
+
+
+def _open_on_all(
+    stores: StoreFactory, layout: PoolLayout, group: RankGroup, timeout_s: float
+) -> PageStore:
+    """Open this rank's store; where one rank cannot, none has it, and nobody waits for that rank.
+
+    Raises:
+        LinkError: This rank's own reason.
+        BackendUnavailableError: Another rank's; names it.
+        AgreementError: A rank did not come in time.
+    """
+    if group.size == 1:
+        return stores.open(layout)
+    store: PageStore | None = None
+    failure: LinkError | None = None
+    try:
+        store = stores.open(layout)
+    except LinkError as error:
+        failure = error
+    told = group.all_gather(b"" if failure is None else str(failure).encode(), timeout_s)
+    if failure is not None:
+        raise failure
+    assert store is not None
+    for rank, reason in enumerate(told):
+        if reason:
+            store.close()
+            raise BackendUnavailableError(
+                f"build_engine: rank {rank} could not open its store: {reason.decode()}", rank=rank
+            )
+    return store
 
 
 def _writers_of(linker: StoreLinker) -> Callable[[], Mapping[int, int]]:

@@ -196,6 +196,18 @@ class TransformersEngine:
             figures=_figures(len(tokens), found, timer),
         )
 
+    def num_tokens_on_device(self, prompt: Sequence[int]) -> int:
+        """How much of a prompt's KV the device has now.
+
+        Args:
+            prompt: At least one token.
+
+        Raises:
+            ContractError: There is no prompt.
+        """
+        self._require_open("num_tokens_on_device")
+        return self._finder.find_on_device(prompt_key(tuple(prompt))).num_tokens
+
     def first_token_without_store(self, prompt: Sequence[int]) -> FirstToken:
         """What follows a prompt with what the device has now, and no store.
 

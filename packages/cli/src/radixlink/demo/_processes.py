@@ -116,7 +116,9 @@ def _kill_group(process: subprocess.Popen[bytes]) -> None:
 
 
 def _tail(log: Path) -> str:
-    """The end of what a process printed, or nothing."""
+    """The end of what a process printed, or nothing; all logs are gone after `end`."""
+    if not log.is_file():
+        return ""
     text = log.read_text(errors="replace").strip()
     return f":\n{text[-_TAIL_CHARACTERS:]}" if text else ""
 

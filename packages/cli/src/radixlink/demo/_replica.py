@@ -85,9 +85,15 @@ def serve(channel: Channel, index: int) -> None:
 def _answer(
     channel: Channel, engine: TransformersEngine, model: CausalModel, ask: Ask
 ) -> TurnFigures:
-    """Answer with the store off, then on, then check against a run without a cache and against a wrong page."""
-    channel.send(Note(text="store off, for comparison"))
-    without = engine.first_token_without_store(ask.prompt)
+    """Answer with the store off, then on, then check against a run without a cache and against a wrong page.
+
+    Where the device has nothing of the prompt, the run with the store off is the run without a cache, held once.
+    """
+    without_s = None
+    if engine.num_tokens_on_device(ask.prompt):
+        channel.send(Note(text="store off, for comparison"))
+        without = engine.first_token_without_store(ask.prompt)
+        without_s = without.figures.time_to_first_token_s
     before = engine.pages_by_writer
     generation = engine.generate(
         ask.prompt,
@@ -101,6 +107,8 @@ def _answer(
         raise ReplicaError(msg)
     channel.send(Note(text="checking against a run without a cache"))
     reference = generate_without_cache(model, ask.prompt, ask.num_tokens)
+    if without_s is None:
+        without_s = reference.time_to_first_token_s
     figures = generation.figures
     cached = figures.device_tokens + figures.restored_tokens
     control = None
@@ -119,7 +127,7 @@ def _answer(
         computed_tokens=figures.computed_tokens,
         first_token_s=figures.time_to_first_token_s,
         load_s=figures.load_s,
-        without_store_s=without.figures.time_to_first_token_s,
+        without_store_s=without_s,
         tokens=generation.tokens,
         identical=generation.tokens == reference.tokens,
         dlogit=_distance(generation.first_logits, reference.first_logits),

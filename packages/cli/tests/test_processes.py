@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from radixlink.demo._processes import Processes, mpi_environment, replica_environment
+from radixlink.errors import LaunchError
+
+#: Says where its child is, waits for it, and ignores the polite request to end.
+_STUBBORN = """
+import signal, subprocess, sys
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+open(sys.argv[1], "w").write(str(child.pid))
+child.wait()
+"""
+
+
+def is_running(pid: int) -> bool:
+    """True while a process runs; one that has ended and was not collected does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def test_leaving_ends_every_process_and_its_children(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("radixlink.demo._processes._END_TIMEOUT_S", 0.2)
+    told = tmp_path / "pid"
+    with Processes() as processes:
+        place = processes.start(
+            "stubborn", [sys.executable, "-c", _STUBBORN, str(told)], os.environ
+        )
+        while not (told.exists() and told.read_text()):
+            assert processes.ended(place) is None
+        child = int(told.read_text())
+        assert is_running(child)
+    # A killed process is gone as soon as the kernel gets to it: the leader was waited for, its child was not.
+    deadline = time.monotonic() + 10.0
+    while is_running(child):
+        assert time.monotonic() < deadline
+        os.sched_yield()
+    assert processes.ended(place) is not None
+
+
+def test_what_a_process_printed_is_told_with_its_exit_code() -> None:
+    with Processes() as processes:
+        place = processes.start(
+            "unhappy", [sys.executable, "-c", "print('no slots'); exit(4)"], os.environ
+        )
+        told = processes.wait(place, 30.0)
+    assert told is not None
+    assert "unhappy ended with exit code 4" in told
+    assert "no slots" in told
+
+
+def test_a_process_that_ends_well_has_nothing_to_tell() -> None:
+    with Processes() as processes:
+        place = processes.start("happy", [sys.executable, "-c", "pass"], os.environ)
+        assert processes.wait(place, 30.0) is None
+
+
+def test_a_process_that_takes_too_long_is_killed() -> None:
+    with Processes() as processes:
+        place = processes.start(
+            "slow", [sys.executable, "-c", "import time; time.sleep(600)"], os.environ
+        )
+        told = processes.wait(place, 0.1)
+        assert told is not None
+        assert "did not end within 0.1 s" in told
+        assert processes.ended(place) is not None
+
+
+def test_a_program_that_is_not_there_is_a_launch_error(tmp_path: Path) -> None:
+    with Processes() as processes, pytest.raises(LaunchError, match="nobody: cannot start"):
+        processes.start("nobody", [str(tmp_path / "missing")], os.environ)
+
+
+def test_the_users_own_mpi_settings_win(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PRTE_MCA_rmaps_default_mapping_policy", "slot")
+    environment = mpi_environment(num_threads=1)
+    assert environment["PRTE_MCA_rmaps_default_mapping_policy"] == "slot"
+    assert environment["OMPI_MCA_osc"] == "^ucx"
+
+
+def test_replicas_are_offline() -> None:
+    assert replica_environment(num_threads=2)["HF_HUB_OFFLINE"] == "1"

@@ -1,0 +1,139 @@
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import attrs
+import pytest
+
+from radixlink.demo._messages import TurnFigures
+from radixlink.demo._report import MAX_DLOGIT, DemoReport, RanksReport, TurnReport, ranks_report
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+GOOD_FIGURES = TurnFigures(
+    prompt_tokens=100,
+    device_tokens=0,
+    restored_tokens=96,
+    computed_tokens=4,
+    first_token_s=0.1,
+    load_s=0.05,
+    without_store_s=0.9,
+    tokens=(1, 2),
+    identical=True,
+    dlogit=1e-6,
+    control_dlogit=0.5,
+    pages_by_writer={7: 6},
+)
+GOOD_RANKS = RanksReport(
+    restored_tokens=(96, 96),
+    computed_tokens_after_loss=(100, 100),
+    restored_tokens_after_loss=(0, 0),
+    identical=True,
+    max_dlogit=1e-6,
+)
+
+
+def turn(number: int, figures: TurnFigures) -> TurnReport:
+    return TurnReport(
+        number=number, conversation="text", replica="A", pid=5, answer=" yes", figures=figures
+    )
+
+
+def report(*figures: TurnFigures, ranks: RanksReport | None = GOOD_RANKS) -> DemoReport:
+    return DemoReport(
+        model="tiny",
+        model_digest="d",
+        store="file",
+        turns=tuple(turn(number + 1, some) for number, some in enumerate(figures)),
+        ended_pid=6,
+        ranks=ranks,
+        ranks_skipped="",
+        seconds=1.0,
+    )
+
+
+def test_a_run_in_which_all_is_right_has_no_fault() -> None:
+    assert report(GOOD_FIGURES, GOOD_FIGURES).faults() == []
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        (attrs.evolve(GOOD_FIGURES, identical=False), "turn 2 of text: tokens differ"),
+        (
+            attrs.evolve(GOOD_FIGURES, restored_tokens=0, control_dlogit=None),
+            "turn 2 of text: nothing was restored",
+        ),
+        (attrs.evolve(GOOD_FIGURES, dlogit=2 * MAX_DLOGIT), "logits are off"),
+        (attrs.evolve(GOOD_FIGURES, control_dlogit=MAX_DLOGIT / 2), "does not see a swapped page"),
+    ],
+)
+def test_each_wrong_figure_of_a_turn_is_one_fault(wrong: TurnFigures, told: str) -> None:
+    (fault,) = report(GOOD_FIGURES, wrong).faults()
+    assert told in fault
+
+
+def test_the_first_turn_need_not_restore() -> None:
+    first = attrs.evolve(GOOD_FIGURES, restored_tokens=0, control_dlogit=None)
+    assert report(first, GOOD_FIGURES).faults() == []
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        (attrs.evolve(GOOD_RANKS, identical=False), "tokens differ"),
+        (attrs.evolve(GOOD_RANKS, max_dlogit=1.0), "logits are off"),
+        (attrs.evolve(GOOD_RANKS, restored_tokens=(96, 80)), "restored (96, 80)"),
+        (attrs.evolve(GOOD_RANKS, restored_tokens=(0, 0)), "restored (0, 0)"),
+        (
+            attrs.evolve(GOOD_RANKS, computed_tokens_after_loss=(100, 4)),
+            "did not cost both the same recompute",
+        ),
+        (
+            attrs.evolve(GOOD_RANKS, restored_tokens_after_loss=(96, 96)),
+            "did not cost both the same recompute",
+        ),
+    ],
+)
+def test_each_wrong_figure_of_the_ranks_is_one_fault(wrong: RanksReport, told: str) -> None:
+    (fault,) = report(GOOD_FIGURES, ranks=wrong).faults()
+    assert told in fault
+
+
+def test_speed_up_is_the_median_of_the_turns_that_restored() -> None:
+    fast = attrs.evolve(GOOD_FIGURES, first_token_s=0.1, without_store_s=2.0)
+    slow = attrs.evolve(GOOD_FIGURES, first_token_s=0.1, without_store_s=0.5)
+    nothing = attrs.evolve(GOOD_FIGURES, restored_tokens=0, control_dlogit=None)
+    assert report(nothing, fast, GOOD_FIGURES, slow).median_speed_up == pytest.approx(9.0)
+    assert report(nothing).median_speed_up == 0.0
+
+
+def test_the_report_is_written_with_all_figures(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "report.json"
+    report(GOOD_FIGURES, GOOD_FIGURES).write(path)
+    written = json.loads(path.read_text())
+    assert written["identical"] is True
+    assert written["max_dlogit"] == GOOD_FIGURES.dlogit
+    assert written["control_dlogit"] == GOOD_FIGURES.control_dlogit
+    assert written["turns"][1]["figures"]["restored_tokens"] == 96
+    assert written["turns"][0]["figures"]["pages_by_writer"] == {"7": 6}
+    assert written["ranks"]["restored_tokens"] == [96, 96]
+
+
+def test_ranks_are_reported_by_rank_and_wrong_if_one_is() -> None:
+    told: list[dict[str, object]] = [
+        {
+            "restored_tokens": 96 + rank,
+            "restored_tokens_after_loss": 0,
+            "computed_tokens_after_loss": 100,
+            "identical": rank == 0,
+            "max_dlogit": rank * 0.5,
+        }
+        for rank in range(2)
+    ]
+    found = ranks_report(told)
+    assert found.restored_tokens == (96, 97)
+    assert not found.identical
+    assert found.max_dlogit == 0.5

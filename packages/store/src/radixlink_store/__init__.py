@@ -1,0 +1,32 @@
+"""Page stores in shared memory: the segment, and the embedded store on it.
+
+* `FileStoreFactory` opens stores in a directory: any processes that can open the directory share
+  the pages.
+* `SegmentPageStore` serves the pages of one segment; `Segment` is the table, over any writable
+  buffer.
+* `radixlink_store.counters`: what a store counted.
+"""
+
+from radixlink_store._directory import default_directory
+from radixlink_store._errors import map_exceptions
+from radixlink_store._file import FileStoreFactory, boot_id
+from radixlink_store._layout import FORMAT_VERSION, Geometry
+from radixlink_store._locks import SlotLocks
+from radixlink_store._segment import Segment
+from radixlink_store._store import MAX_LEASE_S, SegmentPageStore
+from radixlink_store._superblock import Superblock, differences
+
+__all__ = [
+    "FORMAT_VERSION",
+    "MAX_LEASE_S",
+    "FileStoreFactory",
+    "Geometry",
+    "Segment",
+    "SegmentPageStore",
+    "SlotLocks",
+    "Superblock",
+    "boot_id",
+    "default_directory",
+    "differences",
+    "map_exceptions",
+]

@@ -1,0 +1,318 @@
+"""`FileStoreFactory`: segments as files of one directory, shared by whoever can open it.
+
+One file for each layout: `kv.0-of-1.segment` holds pool "kv", shard 0 of 1. Its bytes are mapped;
+its slots are locked by locks on the file itself. `creation.lock` is locked by whoever makes a
+segment or looks at its superblock, so that
+
+1. a segment has its name only when it is whole: it is made as `*.segment.new` and renamed. What a
+   maker that died left under that name is removed by the next one;
+2. the stamps of a segment that outlived a boot of the node are started over by one opener, before
+   anyone uses them.
+
+The room of a segment is allocated when it is made: a sparse file on a full tmpfs would be a SIGBUS
+in some later copy. For the same reason a file that is shorter than its superblock says is refused.
+(A file that is truncated while it is mapped cannot be helped; nobody but its owner can do that.)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import mmap
+import os
+import stat
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from radixlink_contracts.errors import (
+    BackendUnavailableError,
+    CapacityError,
+    IdentityError,
+    IntegrityError,
+    StaleHandleError,
+)
+from radixlink_store._directory import default_directory, free_bytes_of, open_directory
+from radixlink_store._errors import map_exceptions
+from radixlink_store._layout import SUPERBLOCK_BYTES, Geometry
+from radixlink_store._locks import LockDescriptor, SlotLocks
+from radixlink_store._segment import Segment
+from radixlink_store._store import SegmentPageStore
+from radixlink_store._superblock import Superblock, differences
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from radixlink_contracts import PoolLayout, StoreConfig
+
+_SUFFIX: Final = ".segment"
+_CREATION_LOCK: Final = "creation.lock"
+_MODE: Final = 0o600
+_BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
+_POLL_S: Final = 0.005
+_SAFELY: Final = os.O_NOFOLLOW | os.O_CLOEXEC
+_NO_ROOM: Final = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+
+
+def boot_id() -> str:
+    """Which boot of the node this is."""
+    with map_exceptions({OSError: lambda error: _unavailable(_BOOT_ID, "read the boot id", error)}):
+        return _BOOT_ID.read_text("ascii").strip()
+
+
+class FileStoreFactory:
+    """Opens the segments of one directory.
+
+    Thread: any.
+    """
+
+    def __init__(
+        self, config: StoreConfig, free_bytes: Callable[[Path], int] = free_bytes_of
+    ) -> None:
+        """Opens nothing yet.
+
+        Args:
+            config: `location` is a directory, made if only its last part is missing. Empty: one of
+                this user for each identity, in shared memory if it has room. `capacity_bytes`
+                counts for segments that are made; one that exists keeps its size.
+            free_bytes: How many bytes are free at a path; the default asks the file system.
+        """
+        self._config: Final = config
+        self._free_bytes: Final = free_bytes
+        self._stores: list[SegmentPageStore] = []
+        self._closed = False
+
+    def open(self, layout: PoolLayout) -> SegmentPageStore:
+        """Open the segment of one layout, making it where it is not there yet.
+
+        Raises:
+            IdentityError: The directory holds pages of another identity, or the file is none of
+            ours.
+            IntegrityError: The segment is damaged or truncated.
+            BackendUnavailableError: The directory or a file cannot be used, or another process did
+                not finish making its segment within `timeout_s`.
+            CapacityError: Not one page fits, or the file system has not enough room.
+            StaleHandleError: The factory was closed.
+
+        Owns: the caller closes it; so does the factory's close.
+        """
+        if self._closed:
+            raise StaleHandleError("file store: expected an open factory, got one that was closed")
+        geometry = Geometry.within(self._config.capacity_bytes, layout.range_bytes)
+        directory = self._directory(layout, geometry)
+        segment = open_segment(
+            directory,
+            layout,
+            geometry,
+            timeout_s=self._config.timeout_s,
+            free_bytes=self._free_bytes,
+        )
+        store = SegmentPageStore(segment, str(directory / _name_of(layout)))
+        self._stores.append(store)
+        return store
+
+    def close(self) -> None:
+        """Close every store it opened. Idempotent."""
+        self._closed = True
+        stores, self._stores = self._stores, []
+        for store in stores:
+            store.close()
+
+    def _directory(self, layout: PoolLayout, geometry: Geometry) -> Path:
+        """The directory of this layout's segment."""
+        if self._config.location:
+            return Path(self._config.location)
+        base = default_directory(
+            os.geteuid(),
+            geometry.total_bytes,
+            temp=Path(tempfile.gettempdir()),
+            free_bytes=self._free_bytes,
+        )
+        os.close(open_directory(base))
+        return base / layout.identity.fingerprint.hex()[:16]
+
+
+def open_segment(
+    path: Path,
+    layout: PoolLayout,
+    geometry: Geometry,
+    *,
+    timeout_s: float,
+    free_bytes: Callable[[Path], int] = free_bytes_of,
+) -> Segment:
+    """Open the segment of a layout in a directory, or make it with this geometry.
+
+    Raises: as `FileStoreFactory.open` says.
+    """
+    directory = open_directory(path)
+    try:
+        with (
+            map_exceptions({OSError: lambda error: _unavailable(path, "use the store", error)}),
+            _creation_lock(directory, path, timeout_s),
+        ):
+            names = os.listdir(directory)  # noqa: PTH208 - a descriptor, not a path
+            for name in sorted(names):
+                if name.endswith(_SUFFIX):
+                    _refuse_stranger(directory, path / name, layout)
+            if _name_of(layout) not in names:
+                _make(directory, path, layout, geometry, free_bytes)
+            return _attach(directory, path / _name_of(layout))
+    finally:
+        os.close(directory)
+
+
+@contextlib.contextmanager
+def _creation_lock(directory: int, path: Path, timeout_s: float) -> Iterator[None]:
+    """Hold the directory's lock; only one opener at a time gets past this."""
+    descriptor = os.open(
+        _CREATION_LOCK, os.O_RDWR | os.O_CREAT | _SAFELY, mode=_MODE, dir_fd=directory
+    )
+    lock = LockDescriptor(descriptor)
+    try:
+        deadline = time.monotonic() + timeout_s
+        while not lock.try_lock(0):
+            if time.monotonic() >= deadline:
+                raise BackendUnavailableError(
+                    f"file store: expected the lock {path / _CREATION_LOCK} within {timeout_s} s, "
+                    f"got none; another process is making a segment there: try again",
+                    transient=True,
+                )
+            time.sleep(_POLL_S)
+        yield
+    finally:
+        # Closing the last descriptor of a description releases its locks.
+        lock.close()
+
+
+def _refuse_stranger(directory: int, file: Path, layout: PoolLayout) -> None:
+    """Refuse a segment of another identity, or of another layout under our name.
+
+    Raises:
+        IdentityError: It holds other pages than ours.
+    """
+    descriptor = _open_file(directory, file, os.O_RDONLY)
+    try:
+        found = _read_superblock(descriptor, file).layout
+    finally:
+        os.close(descriptor)
+    another = found if file.name == _name_of(layout) else None
+    if found.identity != layout.identity or (another and another != layout):
+        raise IdentityError(
+            f"{file}: expected pages of this engine, got those of another: "
+            f"{differences(found, layout)}; choose another location, or remove the file to give up "
+            f"its pages"
+        )
+
+
+def _make(
+    directory: int,
+    path: Path,
+    layout: PoolLayout,
+    geometry: Geometry,
+    free_bytes: Callable[[Path], int],
+) -> None:
+    """Make an empty segment; it gets its name when it is whole.
+
+    Raises:
+        CapacityError: The file system has not enough room.
+        OSError: The file cannot be made.
+    """
+    needed, name = geometry.total_bytes, _name_of(layout)
+    new = f"{name}.new"
+    # What a maker that died left behind: we have its lock now.
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(new, dir_fd=directory)
+    available = free_bytes(path)
+    if available < needed:
+        raise _no_room(path / name, needed, available)
+    head = bytearray(SUPERBLOCK_BYTES)
+    Superblock(layout=layout, geometry=geometry, boot_id=boot_id()).write(memoryview(head))
+    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | _SAFELY
+    descriptor = os.open(new, flags, mode=_MODE, dir_fd=directory)
+    try:
+        os.posix_fallocate(descriptor, 0, needed)
+        os.pwrite(descriptor, head, 0)
+        os.rename(new, name, src_dir_fd=directory, dst_dir_fd=directory)
+    except OSError as error:
+        os.unlink(new, dir_fd=directory)
+        if error.errno in _NO_ROOM:
+            raise _no_room(path / name, needed, free_bytes(path)) from error
+        raise
+    finally:
+        os.close(descriptor)
+
+
+def _attach(directory: int, file: Path) -> Segment:
+    """Map a segment that exists."""
+    locks = SlotLocks(_open_file(directory, file, os.O_RDWR))
+    try:
+        superblock = _read_superblock(locks.descriptor, file)
+        buffer = memoryview(mmap.mmap(locks.descriptor, superblock.geometry.total_bytes))
+        segment = Segment(buffer, superblock, locks)
+        now = boot_id()
+        if superblock.boot_id != now:
+            segment.start_stamps_over(now)
+    except BaseException:
+        locks.close()
+        raise
+    return segment
+
+
+def _open_file(directory: int, file: Path, access: int) -> int:
+    """Open a segment's file, and nothing else that may be under its name.
+
+    Raises:
+        BackendUnavailableError: It is no plain file, or another user's.
+        OSError: It cannot be opened.
+
+    Owns: the caller closes the descriptor.
+    """
+    descriptor = os.open(file.name, access | os.O_NONBLOCK | _SAFELY, dir_fd=directory)
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
+        os.close(descriptor)
+        raise BackendUnavailableError(
+            f"{file}: expected a plain file of user {os.geteuid()}, got mode {status.st_mode:o} of "
+            f"user {status.st_uid}; remove it or choose another location"
+        )
+    return descriptor
+
+
+def _read_superblock(descriptor: int, file: Path) -> Superblock:
+    """What a segment's file says of itself, and that it is as long as it says.
+
+    Raises:
+        IdentityError: It is no segment that this version can read.
+        IntegrityError: It is damaged or truncated.
+    """
+    # By read and not by the mapping: a mapping of a short file is a SIGBUS.
+    superblock = Superblock.read(os.pread(descriptor, SUPERBLOCK_BYTES, 0), str(file))
+    length, expected = os.fstat(descriptor).st_size, superblock.geometry.total_bytes
+    if length < expected:
+        raise IntegrityError(
+            f"{file}: expected {expected} bytes, got {length}: it was truncated; remove the file"
+        )
+    return superblock
+
+
+def _name_of(layout: PoolLayout) -> str:
+    """The name of a layout's file."""
+    return f"{layout.pool.value}.{layout.shard.index}-of-{layout.shard.count}{_SUFFIX}"
+
+
+def _no_room(file: Path, needed: int, available: int) -> CapacityError:
+    return CapacityError(
+        f"{file}: expected {needed} bytes free for the segment, got {available}; lower "
+        f"capacity_bytes, free some, or choose another location",
+        needed=needed,
+        available=available,
+    )
+
+
+def _unavailable(path: Path, action: str, error: OSError) -> BackendUnavailableError:
+    return BackendUnavailableError(
+        f"file store: expected to {action} at {path}, got {error.strerror} (errno {error.errno}"
+        f"{f', {error.filename}' if error.filename else ''}); choose a directory that can be "
+        f"written as location"
+    )

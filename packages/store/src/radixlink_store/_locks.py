@@ -1,0 +1,142 @@
+"""Locks on slots: one byte of a file for each, held by whoever writes the slot, never waited for.
+
+Theory of operation. An open-file-description (OFD) lock belongs to an open file description and not
+to a process or a thread, and the kernel releases it when the last descriptor of that description is
+closed, be it by kill -9. So
+
+1. a writer that was stopped keeps its slot, one that was killed loses it at once, and no clock is
+   asked;
+2. two threads that write at the same time need descriptors of two descriptions, or each would be
+   granted the other's lock. A descriptor is lent to one write at a time and then kept for the next:
+   there are as many as threads ever wrote at once. It is made by opening /proc/self/fd/N again,
+   which also works for a file that has no name any more;
+3. a forked child shares its parent's descriptions. It must not write by them, so it is refused
+   (open the store again); and while it lives, what its parent had locked at the fork stays locked
+   even if the parent dies. That costs one slot until the child ends or executes another program,
+   and nothing else.
+
+Only Linux has these locks. They say nothing on network file systems that emulate them between
+nodes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import struct
+import threading
+from typing import TYPE_CHECKING, Final
+
+from radixlink_contracts.errors import StaleHandleError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+# `struct flock` of 64-bit Linux: type, whence, start, length, pid (0 for OFD locks), padding.
+_FLOCK: Final = struct.Struct("hhqqi4x")
+
+
+class LockDescriptor:
+    """One open file description, used by one thread at a time."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def try_lock(self, byte: int) -> bool:
+        """Lock a byte, unless somebody else has it. Never waits.
+
+        Returns:
+            Whether the lock was granted; a lock that this description holds already is granted
+            again.
+        """
+        try:
+            self._set(fcntl.F_WRLCK, byte)
+        except OSError as error:
+            if error.errno in {errno.EAGAIN, errno.EACCES}:
+                return False
+            raise
+        return True
+
+    def unlock(self, byte: int) -> None:
+        """Release a byte."""
+        self._set(fcntl.F_UNLCK, byte)
+
+    def close(self) -> None:
+        """Release everything."""
+        os.close(self._descriptor)
+
+    def _set(self, kind: int, byte: int) -> None:
+        lock = _FLOCK.pack(kind, os.SEEK_SET, byte, 1, 0)
+        fcntl.fcntl(self._descriptor, fcntl.F_OFD_SETLK, lock)
+
+
+class SlotLocks:
+    """The locks of one segment.
+
+    Thread: any.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        """Take over a descriptor of the lock file, open for reading and writing.
+
+        Owns: the descriptor is closed with the locks.
+        """
+        self._process = os.getpid()
+        self._mutex = threading.Lock()
+        self._origin = descriptor
+        #: Descriptors that no write uses now.
+        self._idle: list[LockDescriptor] = []
+        self._closed = False
+
+    @property
+    def descriptor(self) -> int:
+        """The descriptor of the lock file, for everything but locking."""
+        return self._origin
+
+    @contextlib.contextmanager
+    def lend(self) -> Iterator[LockDescriptor]:
+        """A descriptor for one thread's writes.
+
+        Raises:
+            StaleHandleError: The locks were closed, or this is a forked child.
+            OSError: No more descriptors.
+        """
+        if os.getpid() != self._process:
+            raise StaleHandleError(
+                f"store: expected to write in process {self._process} that opened it, got its "
+                f"forked child {os.getpid()}; open the store again in the child"
+            )
+        descriptor = self._take()
+        try:
+            yield descriptor
+        finally:
+            self._give_back(descriptor)
+
+    def close(self) -> None:
+        """Close every descriptor; those lent close when they come back. Idempotent."""
+        with self._mutex:
+            if self._closed:
+                return
+            self._closed = True
+            idle, self._idle = self._idle, []
+            os.close(self._origin)
+        for descriptor in idle:
+            descriptor.close()
+
+    def _take(self) -> LockDescriptor:
+        with self._mutex:
+            if self._closed:
+                raise StaleHandleError("store: expected an open store, got one that was closed")
+            if self._idle:
+                return self._idle.pop()
+            path = f"/proc/self/fd/{self._origin}"
+            return LockDescriptor(os.open(path, os.O_RDWR | os.O_CLOEXEC))
+
+    def _give_back(self, descriptor: LockDescriptor) -> None:
+        with self._mutex:
+            if not self._closed:
+                self._idle.append(descriptor)
+                return
+        descriptor.close()

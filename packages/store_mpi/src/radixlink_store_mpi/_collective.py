@@ -1,0 +1,76 @@
+"""What ranks do together when they open a store: wait no longer than agreed, and fail alike."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Final, TypeVar
+
+from radixlink_contracts.errors import LinkError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from radixlink_store_mpi._mpi import MPI
+
+_Result = TypeVar("_Result")
+
+_SPINS: Final = 1000
+_POLL_S: Final = 0.0005
+
+
+def wait(request: MPI.Request, timeout_s: float) -> bool:
+    """Wait for a collective.
+
+    Returns:
+        Whether it ended in time. If not, its communicator must not be used again.
+
+    Raises:
+        MPI.Exception: It failed.
+    """
+    deadline = time.monotonic() + timeout_s
+    spins = 0
+    while not request.Test():
+        spins += 1
+        if spins < _SPINS:
+            continue
+        if time.monotonic() >= deadline:
+            return False
+        time.sleep(_POLL_S)
+    return True
+
+
+def all_or_none(comm: MPI.Intracomm, step: Callable[[], _Result]) -> _Result:
+    """Do one step on every rank; if it fails on any, every rank raises what the first one did.
+
+    Ranks: all of the communicator.
+    """
+    result: _Result | None = None
+    failure: LinkError | None = None
+    try:
+        result = step()
+    except LinkError as error:
+        failure = error
+    failures: list[LinkError | None] = comm.allgather(failure)
+    for rank, first in enumerate(failures):
+        if first is not None:
+            first.rank = rank
+            raise first from failure
+    return result  # type: ignore[return-value] # no failure: the step returned
+
+
+def only_on(comm: MPI.Intracomm, root: int, step: Callable[[], _Result]) -> _Result:
+    """Do one step on one rank and give its result to all; if it fails, every rank raises that.
+
+    Ranks: all of the communicator.
+    """
+    outcome: tuple[_Result | None, LinkError | None] = (None, None)
+    if comm.rank == root:
+        try:
+            outcome = (step(), None)
+        except LinkError as error:
+            outcome = (None, error)
+    result, failure = comm.bcast(outcome, root)
+    if failure is not None:
+        failure.rank = root
+        raise failure
+    return result  # type: ignore[no-any-return] # a pickle has no type

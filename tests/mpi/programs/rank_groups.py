@@ -1,0 +1,129 @@
+"""One rank of a group over MPI or gloo; prints what it saw, a JSON line for each thing.
+
+    rank_groups.py cases KIND NAME...       run cases of the suite, each on a new group
+    rank_groups.py absent KIND SIGNAL RANK  one rank sends itself a signal instead of coming
+
+KIND is `mpi` or `gloo`. Gloo ranks need MASTER_ADDR and MASTER_PORT, and get their rank from the
+launcher, whichever it was.
+"""
+
+# Imports inside functions: an MPI rank needs no torch, and a gloo rank must not initialise MPI.
+# ruff: noqa: PLC0415
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from radixlink_contracts.errors import AgreementError
+from radixlink_testing.rank_groups import CASES, PATIENCE_S
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from radixlink_contracts import RankGroup
+
+#: How long the others wait for the rank that does not come.
+ABSENT_S = 1.0
+
+
+def mpi_groups() -> Callable[[], RankGroup]:
+    """Makes groups of all ranks of the job."""
+    from mpi4py import MPI
+
+    from radixlink_comm.mpi import MpiGroup
+
+    return lambda: MpiGroup.create(MPI.COMM_WORLD, PATIENCE_S)
+
+
+def gloo_groups() -> Callable[[], RankGroup]:
+    """Makes groups of all ranks that share a TCP store."""
+    # TCPStore is documented there, but not among the module's explicit exports.
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+    from radixlink_comm.torch import TorchGroup
+
+    rank = int(os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("RANK", "")))
+    size = int(os.environ.get("OMPI_COMM_WORLD_SIZE", os.environ.get("WORLD_SIZE", "")))
+    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    store = TCPStore(address, port, None, rank == 0, timedelta(seconds=PATIENCE_S))
+    return lambda: TorchGroup.create(store, rank=rank, size=size, timeout_s=PATIENCE_S)
+
+
+def tell(**facts: object) -> None:
+    """Print one line that the test reads."""
+    print(json.dumps(facts), flush=True)  # noqa: T201
+
+
+def run_cases(groups: Callable[[], RankGroup], names: list[str]) -> None:
+    """Run cases, each on a new group, until one fails."""
+    for name in names:
+        group = groups()
+        CASES[name](group)
+        group.close()
+        tell(case=name, rank=group.rank)
+
+
+def be_absent(groups: Callable[[], RankGroup], how: signal.Signals, absent: int) -> None:
+    """Let one rank not come to a collective, and tell what each of the others gets."""
+    group = groups()
+    pids = [int(pid) for pid in group.all_gather(str(os.getpid()).encode(), PATIENCE_S)]
+    if group.rank == absent:
+        os.kill(os.getpid(), how)
+        # A stopped rank goes on here when it is continued.
+        tell(rank=group.rank, late_rank_failed=_fails(group))
+    else:
+        tell(rank=group.rank, **_failure(lambda: group.all_and(bytearray(8), ABSENT_S)))
+    if how is signal.SIGKILL:
+        tell(rank=group.rank, renewal=_failure(lambda: group.renew(ABSENT_S)))
+    elif group.rank == (absent + 1) % group.size:
+        while _state(pids[absent]) != "T":
+            time.sleep(0.01)
+        os.kill(pids[absent], signal.SIGCONT)
+    group.close()
+
+
+def _failure(call: Callable[[], object]) -> dict[str, object]:
+    """What a call that must fail says, of whom, and after how long."""
+    begin = time.monotonic()
+    try:
+        call()
+    except AgreementError as error:
+        after_s = time.monotonic() - begin
+        said = {str(rank): what for rank, what in error.by_rank.items()}
+        return {"message": str(error), "by_rank": said, "after_s": after_s}
+    return {"passed": True}
+
+
+def _fails(group: RankGroup) -> bool:
+    """True if a late rank is told, at the latest in its second collective."""
+    try:
+        for _ in range(2):
+            group.all_and(bytearray(8), PATIENCE_S)
+    except AgreementError:
+        return True
+    return False
+
+
+def _state(pid: int) -> str:
+    """The kernel's letter for what a process does: T is stopped."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+def main(task: str, kind: str, *args: str) -> None:
+    """Do one task on this rank."""
+    groups = {"mpi": mpi_groups, "gloo": gloo_groups}[kind]()
+    if task == "cases":
+        run_cases(groups, list(args))
+    else:
+        be_absent(groups, signal.Signals[args[0]], int(args[1]))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,137 @@
+"""Ranks that share pages through a window. Says `ok` for each rank that saw all that it must."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import attrs
+import pytest
+
+from radixlink_contracts import PageBits, Shard, StoreConfig
+from radixlink_contracts.errors import (
+    BackendUnavailableError,
+    CapacityError,
+    IdentityError,
+    LinkError,
+    StaleHandleError,
+)
+from radixlink_store_mpi import MpiStoreFactory
+from radixlink_store_mpi._mpi import MPI
+from radixlink_testing import SUITE_CAPACITY_BYTES, SUITE_LAYOUT, read_right
+from radixlink_testing.pages import page_keys, page_parts
+
+if TYPE_CHECKING:
+    from radixlink_contracts import PoolLayout
+
+WORLD = MPI.COMM_WORLD
+CONFIG = StoreConfig(capacity_bytes=SUITE_CAPACITY_BYTES)
+
+
+def pages_of_one_rank_are_read_by_all() -> None:
+    factory = MpiStoreFactory(CONFIG)
+    store = factory.open(SUITE_LAYOUT)
+    mine = page_keys(range(20), f"rank {WORLD.rank}")
+    assert store.put(mine, page_parts(mine, SUITE_LAYOUT)).complete
+    WORLD.Barrier()
+    for rank in range(WORLD.size):
+        keys = page_keys(range(20), f"rank {rank}")
+        handles = store.open(keys, 0)
+        assert read_right(store, handles) == PageBits.all(20)
+        assert set(handles.writers) == {WORLD.bcast(os.getpid(), rank)}
+    # One rank that closes does not close for the others, and may come back.
+    if WORLD.rank == 0:
+        store.close()
+    WORLD.Barrier()
+    again = factory.open(SUITE_LAYOUT)
+    assert read_right(again, again.open(mine, 0)) == PageBits.all(20)
+    factory.close()
+
+
+def ranks_that_write_the_same_slots_never_mix_bytes() -> None:
+    factory = MpiStoreFactory(CONFIG)
+    store = factory.open(SUITE_LAYOUT)
+    WORLD.Barrier()
+    hits = 0
+    for turn in range(60):
+        # Far more pages than fit, half of them the other rank's too.
+        first = (turn * 24 + WORLD.rank * 12) % 300
+        keys = page_keys(range(first, first + 24))
+        store.put(keys, page_parts(keys, SUITE_LAYOUT))
+        hits += read_right(store, store.open(keys, 0)).total
+    assert hits > 0
+    assert store.counters.read_corrupt == 0
+    assert store.counters.evicted > 0
+    factory.close()
+
+
+def nothing_has_a_name_once_it_is_open() -> None:
+    factory = MpiStoreFactory(CONFIG)
+    store = factory.open(SUITE_LAYOUT)
+    keys = page_keys(range(3))
+    store.put(keys, page_parts(keys, SUITE_LAYOUT))
+    links = [str(path.readlink()) for path in Path("/proc/self/fd").iterdir() if path.is_symlink()]
+    locks = [link for link in links if link.endswith((".locks", ".locks (deleted)"))]
+    assert locks
+    assert all(link.endswith("(deleted)") for link in locks)
+    maps = Path("/proc/self/maps").read_text("utf-8").splitlines()
+    windows = [line for line in maps if "osc_sm" in line]
+    assert windows
+    assert all(line.endswith("(deleted)") for line in windows)
+    factory.close()
+
+
+def layouts_that_differ_are_refused_on_all_ranks() -> None:
+    factory = MpiStoreFactory(CONFIG)
+    shard = Shard(index=WORLD.rank, count=WORLD.size)
+    expect(IdentityError, factory, attrs.evolve(SUITE_LAYOUT, shard=shard), "rank 1: shard is")
+    # Nothing was left half done.
+    assert factory.open(SUITE_LAYOUT).num_slots == 64
+    factory.close()
+
+
+def shards_have_communicators_of_their_own() -> None:
+    comm = WORLD.Split(WORLD.rank % 2, WORLD.rank)
+    assert isinstance(comm, MPI.Intracomm)
+    factory = MpiStoreFactory(CONFIG, comm)
+    shard = Shard(index=WORLD.rank % 2, count=2)
+    store = factory.open(attrs.evolve(SUITE_LAYOUT, shard=shard))
+    keys = page_keys(range(5))
+    assert store.put(keys, page_parts(keys, SUITE_LAYOUT, f"shard {shard.index}")).complete
+    WORLD.Barrier()
+    assert read_right(store, store.open(keys, 0), f"shard {shard.index}") == PageBits.all(5)
+    factory.close()
+
+
+def window_that_does_not_fit_is_refused_on_all_ranks() -> None:
+    large = attrs.evolve(CONFIG, capacity_bytes=1 << 50)
+    expect(CapacityError, MpiStoreFactory(large), SUITE_LAYOUT, "capacity_bytes")
+    # The capacity is the first rank's; what another would like does not matter.
+    mine = large if WORLD.rank else CONFIG
+    factory = MpiStoreFactory(mine)
+    assert factory.open(SUITE_LAYOUT).num_slots == 64
+    factory.close()
+
+
+def rank_that_does_not_open_is_not_waited_for_longer_than_agreed() -> None:
+    factory = MpiStoreFactory(attrs.evolve(CONFIG, timeout_s=0.2))
+    if WORLD.rank == 0:
+        expect(BackendUnavailableError, factory, SUITE_LAYOUT, "within 0.2 s")
+        expect(StaleHandleError, factory, SUITE_LAYOUT, "lost a rank")
+        factory.close()
+    WORLD.Barrier()
+
+
+def expect(
+    kind: type[LinkError], factory: MpiStoreFactory, layout: PoolLayout, message: str
+) -> None:
+    """Open a store that must be refused."""
+    with pytest.raises(kind, match=message):
+        factory.open(layout)
+
+
+globals()[sys.argv[1]]()
+sys.stdout.write(f"ok {WORLD.rank}\n")
+sys.stdout.flush()
