@@ -35,6 +35,9 @@ if TYPE_CHECKING:
     )
     from radixlink_contracts.actions import CacheAction
 
+    # The tree is what the contracts ask for.
+    _CORE: type[LinkedTreeCore] = UnifiedTreeCore
+
 
 class Rig:
     """A tree, and a pool that carries out what its actions say.
@@ -170,11 +173,6 @@ class MakeRig(Protocol):
     """Makes a tree with its pool."""
 
     def __call__(self, page_size: int, num_pages: int = 64) -> Rig: ...
-
-
-def as_linked_core(tree: UnifiedTreeCore) -> LinkedTreeCore:
-    """The tree, for mypy to see that it is what the contracts ask for."""
-    return tree
 
 
 @pytest.fixture

@@ -58,10 +58,12 @@ class Gate:
     """`hash_pages`, held up inside its first call until it is let go."""
 
     def __init__(self) -> None:
+        self.calls = 0
         self.entered = threading.Event()
         self.let_go = threading.Event()
 
     def __call__(self, prior: bytes | None, tokens: bytes, page_size: int) -> bytes:
+        self.calls += 1
         if not self.entered.is_set():
             self.entered.set()
             assert self.let_go.wait(timeout=30)
@@ -156,6 +158,7 @@ def test_thread_that_is_overtaken_gets_the_same_keys(gate: Gate) -> None:
         assert chain.before is None
         gate.let_go.set()
         assert late.result(timeout=30) == keys_of(4, 6)
+    assert gate.calls == 4, "only the first chain is hashed by both"
 
 
 def test_threads_that_resolve_during_splits_all_agree() -> None:

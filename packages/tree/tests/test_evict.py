@@ -75,6 +75,14 @@ def test_least_recently_matched_goes_first(rig: Rig) -> None:
     assert [rig.matched_pages(page) for page in (1, 2, 3)] == [1, 0, 1]
 
 
+def test_new_leaf_is_younger_than_what_was_matched_before(rig: Rig) -> None:
+    rig.insert(1)
+    rig.match(1)
+    rig.insert(2)
+    rig.evict(1)
+    assert [rig.matched_pages(page) for page in (1, 2)] == [0, 1]
+
+
 def test_insert_of_what_is_there_is_a_use(rig: Rig) -> None:
     rig.insert(1)
     rig.insert(2)

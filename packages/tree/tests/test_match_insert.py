@@ -238,10 +238,10 @@ def test_key_may_grow_after_its_insert(rig: Rig) -> None:
 
 
 def test_node_keeps_no_larger_tensor_alive(rig: Rig) -> None:
-    rig.insert(1)
-    end = rig.leaf(1, 2, 3)
-    rig.match(1, 2)
-    for node_id in (end, rig.match(1, 2).last_device_node):
+    base = rig.leaf(1, 2)
+    leaf = rig.leaf(1, 2, 3)
+    upper = rig.match(1).last_device_node
+    for node_id in (upper, base, leaf):
         node = rig.tree.node(node_id)
         assert node.num_tokens == rig.page_size
         assert node.device_indices.untyped_storage().nbytes() == 8 * rig.page_size

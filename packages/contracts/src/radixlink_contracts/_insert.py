@@ -69,8 +69,8 @@ class InsertParams:
 
     Attributes:
         key: The sequence; only its whole pages enter.
-        value: The device slot of each token. Shape: (num_tokens,) int64. The tree keeps slices of it, so the caller
-            must not change it afterwards.
+        value: The device slot of each token. Shape: (num_tokens,) int64. The tree copies what it takes; the
+            actions hold slices of it, so the caller must not change it before they are carried out.
         prev_prefix_len: Tokens at the front that the tree already owns (what the request matched): never given back
             as duplicates.
         inserted_len: Tokens that an earlier insert of the same request already counted as a hit.

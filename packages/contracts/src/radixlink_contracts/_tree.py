@@ -178,7 +178,7 @@ class LinkedTreeCore(TreeCore, Protocol):
         ...
 
     def mark_offload_pending(self, node_id: NodeId, operation_id: OperationId) -> None:
-        """The node is being offloaded by this operation.
+        """The node is being offloaded by this operation. Whoever reads its slots holds a lock on it for that long.
 
         Raises:
             InvalidTransitionError: It is stored, or another operation offloads it. Nothing changes.
@@ -197,8 +197,8 @@ class LinkedTreeCore(TreeCore, Protocol):
 
     @property
     def mutation_digest(self) -> int:
-        """64 bits that change with each change of the tree and are equal on ranks that made the same calls.
+        """64 bits that change with the nodes of the tree and are equal on ranks that made the same calls.
 
-        Made of replicated facts only: no page hash, clock or address is in it.
+        Splits, new leaves and evictions change it; locks, recency and marks show in those later. Made of replicated facts only: no page hash, clock or address is in it.
         """
         ...
