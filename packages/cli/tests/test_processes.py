@@ -82,9 +82,9 @@ def test_a_program_that_is_not_there_is_a_launch_error(tmp_path: Path) -> None:
         processes.start("nobody", [str(tmp_path / "missing")], os.environ)
 
 
-def test_the_users_own_mpi_settings_win(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_users_own_mpi_settings_win(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PRTE_MCA_rmaps_default_mapping_policy", "slot")
-    environment = mpi_environment(num_threads=1)
+    environment = mpi_environment(num_threads=1, backing=tmp_path)
     assert environment["PRTE_MCA_rmaps_default_mapping_policy"] == "slot"
     assert environment["OMPI_MCA_osc"] == "^ucx"
 

@@ -199,6 +199,8 @@ class LinkedTreeCore(TreeCore, Protocol):
     def mutation_digest(self) -> int:
         """64 bits that change with the nodes of the tree and are equal on ranks that made the same calls.
 
-        Splits, new leaves and evictions change it; locks, recency and marks show in those later. Made of replicated facts only: no page hash, clock or address is in it.
+        Splits, new leaves and evictions change it; locks, recency and marks show in those later.
+
+        Made of replicated facts only: no page hash, clock or address is in it.
         """
         ...

@@ -191,7 +191,7 @@ class _Demo:
         if self._options.store == "mpi":
             command = [mpirun(), "--with-ft", "ulfm", "-n", str(len(REPLICAS)), sys.executable]
             command += ["-m", "mpi4py", "-m", program, str(switchboard.path), "mpi"]
-            environment = mpi_environment(spec.num_threads)
+            environment = mpi_environment(spec.num_threads, self._processes.backing)
             places = [self._processes.start("mpirun", command, environment)] * len(REPLICAS)
         else:
             environment = replica_environment(spec.num_threads)
@@ -317,11 +317,11 @@ def _hold_ranks(options: DemoOptions, directory: Path) -> tuple[RanksReport | No
     _say("two tensor-parallel ranks: a tiny model, one shard of the heads each")
     report, store = directory / "ranks.json", directory / "ranks-store"
     store.mkdir(mode=0o700)
-    environment = mpi_environment(num_threads=1)
-    environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
     command = [launcher, "-n", "2", sys.executable, "-m", "mpi4py", "-m", "radixlink.demo._rank"]
     command += [str(prepared.directory), prepared.digest, str(store), str(report)]
     with Processes() as processes:
+        environment = mpi_environment(num_threads=1, backing=processes.backing)
+        environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
         place = processes.start("mpirun", command, environment)
         failure = processes.wait(place, _RANKS_TIMEOUT_S)
     _clear_progress()

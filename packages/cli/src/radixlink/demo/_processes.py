@@ -39,6 +39,11 @@ class Processes:
         """Start with none."""
         self._started: list[tuple[str, subprocess.Popen[bytes], Path]] = []
         self._logs = Path(tempfile.mkdtemp(prefix="radixlink-logs-"))
+        memory = Path("/dev/shm")  # noqa: S108 -- a new directory of our own is made in it
+        #: Where MPI puts what its ranks share, so that a killed rank leaves nothing elsewhere.
+        self.backing = Path(
+            tempfile.mkdtemp(prefix="radixlink-mpi-", dir=memory if memory.is_dir() else None)
+        )
 
     def __enter__(self) -> Self:
         """Nothing to begin."""
@@ -106,6 +111,7 @@ class Processes:
                 process.wait(_END_TIMEOUT_S)
             _kill_group(process)
         shutil.rmtree(self._logs, ignore_errors=True)
+        shutil.rmtree(self.backing, ignore_errors=True)
 
 
 def _kill_group(process: subprocess.Popen[bytes]) -> None:
@@ -132,9 +138,15 @@ def replica_environment(num_threads: int) -> dict[str, str]:
     return environment
 
 
-def mpi_environment(num_threads: int) -> dict[str, str]:
-    """The same under `mpirun`, with quiet defaults that the user's own settings override."""
-    return {**_QUIET_MPI, **replica_environment(num_threads)}
+def mpi_environment(num_threads: int, backing: Path) -> dict[str, str]:
+    """The same under `mpirun`, with quiet defaults that the user's own settings override.
+
+    Args:
+        num_threads: Of each rank.
+        backing: Where ranks put what they share.
+    """
+    shared = {"OMPI_MCA_btl_sm_backing_directory": str(backing)}
+    return {**_QUIET_MPI, **shared, **replica_environment(num_threads)}
 
 
 def mpirun() -> str:
