@@ -28,5 +28,5 @@ class Executor(Protocol):
         ...
 
     def close(self) -> None:
-        """Take no more tasks and return when those taken have ended. Idempotent."""
+        """Take no more tasks and return when those that run have ended, or a deadline has passed. Idempotent."""
         ...

@@ -1,7 +1,8 @@
-"""The linker of radixlink: the controller an engine calls, the tree side of external caching, frames, and `StoreLinker`.
+"""The linker of radixlink: the controller, the tree side of external caching, and `StoreLinker`.
 
-An engine makes a `UnifiedRadixCache` of its tree, slots and components, attaches a `UnifiedCacheLinker` (a
-`StoreLinker` makes one of any page store), and calls it from its scheduler loop.
+An engine makes a `UnifiedRadixCache` of its tree, slots and components, attaches a
+`UnifiedCacheLinker` (a `StoreLinker` makes one of any page store), and calls it from its scheduler
+loop.
 """
 
 from radixlink_linker._controller import UnifiedRadixCache

@@ -1,16 +1,21 @@
-"""`UnifiedRadixCache`: the controller that an engine calls. It joins a tree, its slots and, where attached, a linker."""
+"""`UnifiedRadixCache`: the controller that an engine calls.
+
+It joins a tree, its slots and, where attached, a linker.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, assert_never
+
+from typing_extensions import override
 
 from radixlink_contracts import (
     NOTHING_HAPPENED,
     ComponentType,
     InsertParams,
     InsertResult,
+    LinkedPrefixCache,
     LoadMiss,
-    PoolName,
 )
 from radixlink_contracts.actions import (
     BackupKV,
@@ -20,8 +25,6 @@ from radixlink_contracts.actions import (
     RebuildFullToSWAMapping,
 )
 from radixlink_contracts.errors import ContractError, InvalidTransitionError
-from typing_extensions import assert_never
-
 from radixlink_linker._ranks import FrameExchange
 from radixlink_linker._settings import LinkerSettings
 from radixlink_linker._wrapper import UnifiedCacheLinkerWrapper
@@ -51,19 +54,14 @@ if TYPE_CHECKING:
         UnifiedCacheLinker,
     )
     from radixlink_contracts.actions import CacheAction
-
     from radixlink_linker._counters import LinkerCounters
     from radixlink_linker._slots import DeviceSlots
 
-_POOL_OF = {
-    ComponentType.FULL: PoolName.KV,
-    ComponentType.SWA: PoolName.SWA,
-    ComponentType.MAMBA: PoolName.MAMBA,
-}
 
+class UnifiedRadixCache(LinkedPrefixCache):
+    """The prefix cache of one rank.
 
-class UnifiedRadixCache:
-    """The prefix cache of one rank. Implements `LinkedPrefixCache`, whose docstrings say when to call what.
+    `LinkedPrefixCache` says when to call what.
 
     Without a linker it is just the tree and its slots: nothing is hashed, counted or exchanged.
 
@@ -71,7 +69,7 @@ class UnifiedRadixCache:
     Thread: the scheduler's.
     """
 
-    def __init__(  # noqa: PLR0913 -- the parts that it joins
+    def __init__(
         self,
         *,
         tree: LinkedTreeCore,
@@ -102,20 +100,14 @@ class UnifiedRadixCache:
         self._frames = FrameExchange(group, self._settings)
         self._wrapper: UnifiedCacheLinkerWrapper | None = None
 
-    # -- attach and detach ------------------------------------------------------------------------------------------
+    # -- attach and detach -------------------------------------------------------------------------
 
+    @override
     def init_cache_linker(self, linker: UnifiedCacheLinker) -> None:
         """Attach an external store; see `LinkedPrefixCache.init_cache_linker`."""
         if self._wrapper is not None:
             msg = "init_cache_linker: expected no linker, got a second one: detach the first"
             raise InvalidTransitionError(msg, state="linked", event="attach")
-        lacking = [kind.name for kind in self._components if _POOL_OF[kind] not in linker.pools]
-        if lacking:
-            msg = (
-                f"init_cache_linker: expected a linker with the pools of {lacking}, "
-                f"got one with {sorted(linker.pools)}"
-            )
-            raise ContractError(msg)
         self._wrapper = UnifiedCacheLinkerWrapper(
             tree=self._tree,
             slots=self._slots,
@@ -127,8 +119,9 @@ class UnifiedRadixCache:
             settings=self._settings,
         )
 
+    @override
     def detach(self) -> None:
-        """Take the linker off; see `LinkedPrefixCache.detach`. The linker stays open, and its owner's."""
+        """Take the linker off; see `LinkedPrefixCache.detach`. Owns: its owner closes the linker."""
         if self._wrapper is not None:
             self._wrapper.drop_everything()
             self._wrapper = None
@@ -140,12 +133,14 @@ class UnifiedRadixCache:
         return None if self._wrapper is None else self._wrapper.counters
 
     @property
+    @override
     def num_outstanding(self) -> int:
         """Lookups and operations that are not over."""
         return 0 if self._wrapper is None else self._wrapper.num_outstanding
 
-    # -- what every engine calls ------------------------------------------------------------------------------------
+    # -- what every engine calls -------------------------------------------------------------------
 
+    @override
     def match_prefix(self, params: MatchPrefixParams) -> MatchResult:
         """Match; see `PrefixCache.match_prefix`."""
         device = self._tree.match(params)
@@ -153,12 +148,14 @@ class UnifiedRadixCache:
             return device
         return self._wrapper.match(params.key, params.request_id, device)
 
+    @override
     def prefetch(self, params: MatchPrefixParams) -> None:
-        """Submit the lookup of a request that will match later; see `LinkedPrefixCache.prefetch`."""
+        """Submit the lookup of a request in advance; see `LinkedPrefixCache.prefetch`."""
         self.match_prefix(params)
 
+    @override
     def insert(self, params: InsertParams) -> InsertResult:
-        """Insert, free the duplicates, and start the offloads that are due; see `PrefixCache.insert`."""
+        """Insert, free the duplicates, and offload what is due; see `PrefixCache.insert`."""
         if self._wrapper is not None:
             self._frames.check()
         result = self._tree.insert(params)
@@ -167,54 +164,68 @@ class UnifiedRadixCache:
             self._wrapper.offload(due)
         return result
 
+    @override
     def evict(self, params: EvictParams) -> EvictResult:
         """Evict, and free what went; see `PrefixCache.evict`."""
         return self._slots.evict(params)
 
+    @override
     def inc_lock_ref(self, params: IncLockRefParams) -> IncLockRefResult:
         """Lock a path; see `PrefixCache.inc_lock_ref`."""
         return self._tree.inc_lock_ref(params)
 
+    @override
     def dec_lock_ref(self, params: DecLockRefParams) -> None:
         """Release a path; see `PrefixCache.dec_lock_ref`."""
         self._tree.dec_lock_ref(params)
 
+    @override
     def init_load_back(self, request: RequestKV) -> LoadBack:
         """Queue a load; see `PrefixCache.init_load_back`."""
         if self._wrapper is None:
             return LoadMiss(reason="no linker is attached")
         return self._wrapper.load_back(request)
 
+    @override
     def ready_to_load_host_cache(self) -> BatchIndex | None:
         """Start the queued loads; see `PrefixCache.ready_to_load_host_cache`."""
         self._slots.batch_launched()
         return None if self._wrapper is None else self._wrapper.start_loads()
 
+    @override
     def batch_retired(self, num_batches: int) -> None:
         """So many batches were processed; see `LinkedPrefixCache.batch_retired`."""
         self._slots.batch_retired(num_batches)
 
+    @override
     def step(self) -> StepReport:
         """Agree and act; see `LinkedPrefixCache.step`."""
         return NOTHING_HAPPENED if self._wrapper is None else self._wrapper.step()
 
+    @override
     def check_hicache_events(self) -> StepReport:
         """`step`, under the name that engines know."""
         return self.step()
 
+    @override
     def release_aborted_request(self, request_id: RequestId) -> None:
         """Forget a request; see `PrefixCache.release_aborted_request`."""
         if self._wrapper is not None:
             self._wrapper.release_request(request_id)
 
+    @override
     def reset(self) -> None:
-        """Drop everything; see `PrefixCache.reset`. Collective where there is more than one rank."""
+        """Drop everything; see `PrefixCache.reset`.
+
+        Collective where there is more than one rank and a linker was ever attached.
+        """
         if self._wrapper is not None:
             self._wrapper.drop_everything()
         self._apply(self._tree.reset())
         self._slots.release_all()
         self._frames.renew()
 
+    @override
     def release_host_resources(self) -> None:
         """Detach and close the linker; see `PrefixCache.release_host_resources`."""
         if self._wrapper is not None:

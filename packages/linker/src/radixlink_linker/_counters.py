@@ -10,16 +10,18 @@ class LinkerCounters:
     """Counts since the linker was attached.
 
     Attributes:
-        frames: Collectives entered.
+        frames: Frames exchanged: one collective each where there is more than one rank.
         lookups: Lookups submitted.
-        lookup_errors: Lookups that ended in an exception here; each counts as a miss.
+        lookup_errors: Lookups that this rank could not answer, by an exception, a component that
+            takes no part, or a store that was late; each counts as a miss.
         loads_landed: Loads that were committed.
         loads_failed: Loads that were given up.
         offloads_stored: Offloads that every rank confirmed.
         offloads_failed: Offloads that were given up.
         backend_errors: Exceptions out of the linker's calls here; each is the operation's failure.
         late_completions: Completions that came after this rank had already given its verdict.
-        slots_written_off: Slots that are not handed out before `reset`, because a rank never let go of them.
+        slots_written_off: Slots that are not handed out before `reset`, because a rank never let go
+            of them.
     """
 
     frames: int = 0

@@ -1,4 +1,4 @@
-"""Frames: what ranks tell each other in one collective, and the check that they speak of the same things.
+"""Frames: what ranks tell each other in one collective, and the check of what it is about.
 
 A frame is a fixed number of 64-bit words, combined by bitwise AND over all ranks::
 
@@ -11,8 +11,9 @@ A frame is a fixed number of 64-bit words, combined by bitwise AND over all rank
 
 Rules of the file:
 1. The lists follow from replicated facts alone, so every rank lays out the same frame.
-2. All ranks agree if and only if the ANDed digest and the ANDed complement have no bit in common unset: their OR is all
-   ones. Every rank sees the same words, so every rank comes to the same verdict about them in the same step.
+2. All ranks agree if and only if the ANDed digest and the ANDed complement have no bit in common
+   unset: their OR is all ones. Every rank sees the same words, so every rank comes to the same
+   verdict about them in the same step.
 3. The digest is checked before any other bit is read.
 4. Unused bits are ones on every rank, so that they say nothing.
 """
@@ -22,6 +23,7 @@ from __future__ import annotations
 import enum
 from array import array
 from hashlib import blake2b
+from struct import Struct
 from typing import TYPE_CHECKING, Final
 
 import attrs
@@ -38,7 +40,10 @@ if TYPE_CHECKING:
 
 _ALL_ONES: Final = (1 << WORD_BITS) - 1
 _WORD_BYTES: Final = WORD_BITS // 8
+#: Words 0 to 4.
+_HEAD: Final = Struct("<5Q")
 _FIRST_READY_WORD: Final = 5
+_VERDICTS: Final = {verdict.value: verdict for verdict in Verdict}
 
 
 class FrameKind(enum.IntEnum):
@@ -55,7 +60,8 @@ class Agenda:
     Attributes:
         operations: Oldest first.
         asking: Lookups that are not agreed ready, oldest first.
-        masks: Lookups that are agreed ready, oldest first, with the number of words that this frame carries of each.
+        masks: Lookups that are agreed ready, oldest first, with the number of words that this frame
+            carries of each.
     """
 
     operations: Sequence[Operation]
@@ -134,9 +140,7 @@ def write_frame(agenda: Agenda, digest: int, now: float, settings: LinkerSetting
     for place, lookup in enumerate(agenda.asking):
         if not lookup.settle(now):
             ready ^= 1 << place
-    frame = bytearray()
-    for word in (digest, digest ^ _ALL_ONES, high, low, quiesced):
-        frame += word.to_bytes(_WORD_BYTES, "little")
+    frame = bytearray(_HEAD.pack(digest, digest ^ _ALL_ONES, high, low, quiesced))
     frame += ready.to_bytes(ready_words * _WORD_BYTES, "little")
     for lookup, count in agenda.masks:
         frame += lookup.words(count)
@@ -146,12 +150,13 @@ def write_frame(agenda: Agenda, digest: int, now: float, settings: LinkerSetting
 
 def digests_agree(frame: bytearray) -> bool:
     """True when every rank wrote the same digest into the ANDed frame."""
-    return _word(frame, 0) | _word(frame, 1) == _ALL_ONES
+    digest, complement, *_ = _HEAD.unpack_from(frame)
+    return bool(digest | complement == _ALL_ONES)
 
 
 def read_frame(frame: bytearray, agenda: Agenda, settings: LinkerSettings) -> AgreedFrame:
     """What all ranks agreed on. The digests were found to agree before."""
-    high, low, quiesced = _word(frame, 2), _word(frame, 3), _word(frame, 4)
+    _, _, high, low, quiesced = _HEAD.unpack_from(frame)
     places = range(len(agenda.operations))
     at = _FIRST_READY_WORD * _WORD_BYTES
     ready_bytes = _ready_words(settings) * _WORD_BYTES
@@ -162,9 +167,9 @@ def read_frame(frame: bytearray, agenda: Agenda, settings: LinkerSettings) -> Ag
         masks.append(bytes(frame[at : at + count * _WORD_BYTES]))
         at += count * _WORD_BYTES
     return AgreedFrame(
-        verdicts=tuple(Verdict((high >> i & 1) << 1 | (low >> i & 1)) for i in places),
-        quiesced=tuple(bool(quiesced >> i & 1) for i in places),
-        ready=tuple(bool(ready >> i & 1) for i in range(len(agenda.asking))),
+        verdicts=tuple([_VERDICTS[(high >> i & 1) << 1 | (low >> i & 1)] for i in places]),
+        quiesced=tuple([bool(quiesced >> i & 1) for i in places]),
+        ready=tuple([bool(ready >> i & 1) for i in range(len(agenda.asking))]),
         masks=tuple(masks),
     )
 
@@ -177,8 +182,3 @@ def _ready_words(settings: LinkerSettings) -> int:
 def _mask_start(settings: LinkerSettings) -> int:
     """The first word of the masks."""
     return _FIRST_READY_WORD + _ready_words(settings)
-
-
-def _word(frame: bytearray, place: int) -> int:
-    """One word of a frame."""
-    return int.from_bytes(frame[place * _WORD_BYTES : (place + 1) * _WORD_BYTES], "little")

@@ -1,6 +1,7 @@
 """`Lookup`: one request's question to the store, answered by every rank and agreed bit by bit.
 
-    asked -> ready (this rank) -> agreed ready (a frame) -> mask exchanged, some words a frame -> answered
+    asked -> ready (this rank) -> agreed ready (a frame) -> mask exchanged, some words a frame
+          -> answered
 
 A rank that fails or is late is ready with an empty mask, so that a slow one keeps no other waiting.
 """
@@ -10,7 +11,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from radixlink_contracts import PageBits
-
 from radixlink_linker._settings import WORD_BITS
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 class Lookup:
     """A question about the pages behind a device prefix."""
 
-    def __init__(  # noqa: PLR0913 -- all that a question is
+    def __init__(
         self,
         request_id: RequestId,
         key: RadixKey,
@@ -42,9 +42,10 @@ class Lookup:
         self.start = start
         self.keys = keys
         self.deadline = deadline
-        #: What this rank's store said. Written once by an executor's thread, read by the scheduler's.
+        #: What this rank's store said. Written once by an executor's thread, read by the
+        #: scheduler's.
         self.answer: PageBits | None = None
-        #: Why this rank could not ask; written before `answer`.
+        #: Why this rank could not ask, or that its answer was late; written before `answer`.
         self.error: str | None = None
         #: This rank's mask as it goes into frames: fixed at the first frame that says ready.
         self._mask: int | None = None
@@ -84,6 +85,7 @@ class Lookup:
             if answer is not None:
                 self._mask = answer.mask
             elif now >= self.deadline:
+                self.error = "no answer in time"
                 self._mask = 0
         return self._mask is not None
 

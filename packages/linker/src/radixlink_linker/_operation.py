@@ -1,13 +1,16 @@
-"""`Operation`: a load or an offload, from the moment all ranks minted it until no rank touches its slots.
+"""`Operation`: a load or an offload, from its minting until no rank touches its slots.
 
-Two columns. What this rank knows is local: a verdict and whether it is quiesced, each of which changes once
-(pending to failed or done, busy to quiesced). What the ranks agreed on comes from frames and is replicated. Code
-branches on the second column only; the first is just written into the next frame.
+Two columns. What this rank knows is local: a verdict and whether it is quiesced, each of which
+changes once (pending to failed or done, busy to quiesced). What the ranks agreed on comes from
+frames and is replicated. Code branches on the second column only; the first is just written into
+the next frame.
 
-    local verdict    PENDING -> FAILED | DONE        by the first completion, a refusal, an exception or the deadline
-    local quiesced   False   -> True                 by the completion that says so
-    agreed verdict   PENDING -> FAILED | DONE        by a frame: FAILED when one rank failed, DONE when all are done
-    agreed quiesced  False   -> True                 by a frame: when all ranks are
+    local verdict    PENDING -> FAILED | DONE   by the first completion, a refusal, an exception or
+                                                the deadline
+    local quiesced   False   -> True            by the completion that says so
+    agreed verdict   PENDING -> FAILED | DONE   by a frame: FAILED when one rank failed, DONE when
+                                                all are done
+    agreed quiesced  False   -> True            by a frame: when all ranks are
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ from radixlink_contracts import Outcome
 
 if TYPE_CHECKING:
     import torch
+
     from radixlink_contracts import (
         IncLockRefResult,
         OperationId,
@@ -29,7 +33,10 @@ if TYPE_CHECKING:
 
 
 class Verdict(enum.Enum):
-    """How an operation stands. The values are the two bits of a frame, a chain under AND: the least of all ranks wins."""
+    """How an operation stands.
+
+    The values are the two bits of a frame, a chain under AND: the least of all ranks wins.
+    """
 
     FAILED = 0b00
     PENDING = 0b01
@@ -101,7 +108,7 @@ class Operation:
 class LoadOperation(Operation):
     """A staged load: owns its slots until COMMIT."""
 
-    def __init__(  # noqa: PLR0913 -- all that a load is
+    def __init__(
         self,
         op: OperationId,
         receipt: IncLockRefResult,
@@ -134,7 +141,10 @@ class LoadOperation(Operation):
         self.transfers = transfers
         #: True until the engine's start call: a replicated fact.
         self.queued = True
-        #: Requests that wait for it, in the order in which they came.
+        #: Taken back before it was started, so that it says nothing about its pages: replicated.
+        self.cancelled = False
+        #: Requests that wait for its end, or for the room that it takes, in the order in which
+        #: they came; those that were told are gone from here.
         self.waiters: list[RequestId] = []
         #: Slots that COMMIT found in the tree already, held until every rank is quiesced.
         self.unadopted: list[torch.Tensor] = []

@@ -1,11 +1,11 @@
-"""`FrameExchange`: frames over a rank group, with the bookkeeping of epochs, digests and failure."""
+"""`FrameExchange`: frames over a rank group, and the bookkeeping of epochs, digests and failure."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
+from radixlink_contracts import OperationId
 from radixlink_contracts.errors import AgreementError
-
 from radixlink_linker._frame import (
     FrameKind,
     digests_agree,
@@ -18,9 +18,10 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from radixlink_contracts import RankGroup
-
     from radixlink_linker._frame import Agenda, AgreedFrame
     from radixlink_linker._settings import LinkerSettings
+
+_OPERATIONS_OF_AN_EPOCH: Final = 1 << 32
 
 
 class FrameExchange:
@@ -37,8 +38,13 @@ class FrameExchange:
         self._epoch = 0
         #: Frames of this epoch.
         self._number = 0
+        #: Operations of this epoch.
+        self._minted = 0
         self._digest = 0
-        #: Set once ranks did not agree: every later exchange fails at once, until `renew`.
+        #: True once a linker was attached: before that the group is left alone.
+        self._used = False
+        #: Set once ranks did not agree: every later exchange fails at once, until `renew`. Never
+        #: itself raised, so that it holds no traceback.
         self._failure: AgreementError | None = None
 
     @property
@@ -53,7 +59,12 @@ class FrameExchange:
             AgreementError: They did not, in this epoch.
         """
         if self._failure is not None:
-            raise AgreementError(self._failure.message, by_rank=self._failure.by_rank)
+            raise _copy(self._failure)
+
+    def mint(self) -> OperationId:
+        """The next operation's id: the same on all ranks, and never used before in any epoch."""
+        self._minted += 1
+        return OperationId(self._epoch * _OPERATIONS_OF_AN_EPOCH + self._minted)
 
     def agree_on_settings(self, facts: str) -> None:
         """Compare what every rank attaches with.
@@ -61,8 +72,10 @@ class FrameExchange:
         Raises:
             AgreementError: It differs; names each rank's. Raised on every rank alike.
         """
+        self.check()
         if self.alone:
             return
+        self._used = True
         told = self.group.all_gather(facts.encode(), self._settings.step_timeout_s)
         if len(set(told)) > 1:
             by_rank = {rank: value.decode() for rank, value in enumerate(told)}
@@ -92,11 +105,11 @@ class FrameExchange:
             try:
                 self.group.all_and(frame, self._settings.step_timeout_s)
             except AgreementError as error:
-                self._failure = error
+                self._failure = _copy(error)
                 raise
             if not digests_agree(frame):
                 self._failure = self._divergence(facts)
-                raise self._failure
+                raise _copy(self._failure)
         return read_frame(frame, agenda, self._settings)
 
     def _divergence(self, facts: Sequence[int]) -> AgreementError:
@@ -114,14 +127,22 @@ class FrameExchange:
         return AgreementError(msg, by_rank=by_rank, rank=self.group.rank)
 
     def renew(self) -> None:
-        """Begin a new epoch on a new communicator. Collective; nothing in a group of one.
+        """Begin a new epoch on a new communicator.
+
+        Collective where there is more than one rank and a linker was ever attached.
 
         Raises:
             AgreementError: Not all ranks came in time.
         """
-        if not self.alone:
+        if self._used:
             self.group = self.group.renew(self._settings.step_timeout_s)
         self._epoch += 1
         self._number = 0
+        self._minted = 0
         self._digest = 0
         self._failure = None
+
+
+def _copy(error: AgreementError) -> AgreementError:
+    """The same error without where it was raised."""
+    return AgreementError(error.message, by_rank=error.by_rank, rank=error.rank)

@@ -2,39 +2,85 @@
 
 from __future__ import annotations
 
+import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
+from collections import deque
 from typing import TYPE_CHECKING
 
+from typing_extensions import override
+
+from radixlink_contracts import Clock, Executor
 from radixlink_contracts.errors import InvalidTransitionError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-class MonotonicClock:
-    """The machine's monotonic clock. A `Clock`."""
+class MonotonicClock(Clock):
+    """The machine's monotonic clock."""
 
+    @override
     def now(self) -> float:
         """Seconds since some fixed moment of this machine."""
         return time.monotonic()
 
 
-class ThreadExecutor:
-    """Threads of this process. An `Executor`."""
+class ThreadExecutor(Executor):
+    """Threads of this process, which end with it: a task that hangs keeps no process alive."""
 
-    def __init__(self, *, num_threads: int = 1, name: str = "radixlink-lookup") -> None:
-        """Start with no thread; they start with the first tasks."""
-        self._pool = ThreadPoolExecutor(max_workers=num_threads, thread_name_prefix=name)
+    def __init__(
+        self, *, num_threads: int = 1, name: str = "radixlink-lookup", close_timeout_s: float = 30.0
+    ) -> None:
+        """Start with no thread; they all start with the first task.
 
+        Args:
+            num_threads: How many tasks run at once.
+            name: Of the threads.
+            close_timeout_s: Seconds that `close` waits for the tasks that run.
+        """
+        self._close_timeout_s = close_timeout_s
+        #: Guards the tasks, and tells the threads of them.
+        self._changed = threading.Condition()
+        self._tasks: deque[Callable[[], None]] = deque()
+        self._closed = False
+        self._threads = [
+            threading.Thread(target=self._work, name=f"{name}-{number}", daemon=True)
+            for number in range(num_threads)
+        ]
+        self._started = False
+
+    @override
     def submit(self, task: Callable[[], None]) -> None:
         """Run a task on one of the threads; see `Executor.submit`."""
-        try:
-            self._pool.submit(task)
-        except RuntimeError as error:
-            msg = "ThreadExecutor: expected an open executor, got a task after close"
-            raise InvalidTransitionError(msg, state="closed", event="submit") from error
+        with self._changed:
+            if self._closed:
+                msg = "ThreadExecutor: expected an open executor, got a task after close"
+                raise InvalidTransitionError(msg, state="closed", event="submit")
+            self._tasks.append(task)
+            if not self._started:
+                self._started = True
+                for thread in self._threads:
+                    thread.start()
+            self._changed.notify()
 
+    @override
     def close(self) -> None:
-        """Drop the tasks that no thread has taken and wait for the others. Idempotent."""
-        self._pool.shutdown(wait=True, cancel_futures=True)
+        """Drop the tasks that no thread has taken and wait for the others, for a while. Idempotent."""
+        with self._changed:
+            self._closed = True
+            self._tasks.clear()
+            self._changed.notify_all()
+        if self._started:
+            deadline = time.monotonic() + self._close_timeout_s
+            for thread in self._threads:
+                thread.join(max(0.0, deadline - time.monotonic()))
+
+    def _work(self) -> None:
+        """Run tasks until the executor is closed."""
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._tasks or self._closed)
+                if self._closed:
+                    return
+                task = self._tasks.popleft()
+            task()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 import attrs
+
 from radixlink_contracts.errors import ContractError
 
 WORD_BITS: Final = 64
@@ -17,14 +18,16 @@ class LinkerSettings:
 
     Attributes:
         frame_words: 64-bit words of a frame. All frames of a group have this size.
-        max_operations: Operations that one frame speaks of, and offloads that may be on the way at once.
+        max_operations: Operations that one frame speaks of, and offloads that may be on the way at
+            once.
         max_lookups: Lookups that one frame asks about.
         staged_percent: How much of the pool staged loads may hold at once.
         max_stagings: How often one request may be staged before it computes.
         publish_lock_steps: Steps for which a restored path stays locked for its request.
         miss_steps: Steps for which the pages of a failed load count as missing.
         heartbeat_steps: Every so many steps an idle group exchanges a frame all the same.
-        write_off_steps: Steps after a verdict at which slots that are still not quiesced are given up until `reset`.
+        write_off_steps: Steps after a verdict at which slots that are still not quiesced are given
+            up until `reset`.
         backup_threshold: Uses of a node before it is offered to the store.
         step_timeout_s: Seconds in which every rank must have entered a frame: an engine's watchdog.
         lookup_timeout_s: Seconds after which a lookup counts as a miss.
@@ -46,16 +49,22 @@ class LinkerSettings:
     transfer_timeout_s: float = 30.0
 
     def __attrs_post_init__(self) -> None:
-        """Refuse numbers that no frame can be made of."""
+        """Refuse numbers out of range: what no frame can be made of, what is no time."""
         for name, least, most in (
             ("max_operations", 1, WORD_BITS),
             ("max_lookups", 1, 64 * WORD_BITS),
             ("staged_percent", 1, 100),
             ("max_stagings", 1, 1 << 30),
+            ("publish_lock_steps", 0, 1 << 30),
+            ("miss_steps", 0, 1 << 30),
             ("heartbeat_steps", 1, 1 << 30),
+            ("write_off_steps", 1, 1 << 30),
             ("backup_threshold", 1, 1 << 30),
+            ("step_timeout_s", 1e-3, 1e6),
+            ("lookup_timeout_s", 0.0, 1e6),
+            ("transfer_timeout_s", 0.0, 1e6),
         ):
-            value: int = getattr(self, name)
+            value: float = getattr(self, name)
             if not least <= value <= most:
                 msg = f"LinkerSettings: expected {name} in {least}..{most}, got {value}"
                 raise ContractError(msg)

@@ -1,4 +1,4 @@
-"""`DeviceSlots`: the slots of the full pool that the cache frees, now or once no batch can read them."""
+"""`DeviceSlots`: frees slots of the full pool, at once or when no batch can read them."""
 
 from __future__ import annotations
 
@@ -11,14 +11,16 @@ from radixlink_contracts.errors import ContractError
 
 if TYPE_CHECKING:
     import torch
+
     from radixlink_contracts import SlotAllocator, TreeCore
 
 
 class DeviceSlots:
     """Frees slots of one allocator for a tree and its components.
 
-    A retired slot is one that a launched batch may still read. Batches end in launch order, so it is free as soon as
-    the last batch launched before its retirement has been processed: a replicated fact, not an event of the device.
+    A retired slot is one that a launched batch may still read. Batches end in launch order, so it
+    is free as soon as the last batch launched before its retirement has been processed: a
+    replicated fact, not an event of the device.
 
     Ranks: all, the same calls in the same order.
     Thread: the scheduler's.
@@ -65,7 +67,10 @@ class DeviceSlots:
         self.allocator.free(indices)
 
     def retire(self, indices: torch.Tensor) -> None:
-        """Give slots back once the batches launched so far are processed. Shape: (n,) int64, whole pages."""
+        """Give slots back once the batches launched so far are processed.
+
+        Shape: (n,) int64, whole pages.
+        """
         if self._launched == self._processed:
             self.allocator.free(indices)
             return

@@ -1,14 +1,19 @@
 """`StoreLinker`: makes a `UnifiedCacheLinker` of any page store.
 
-Theory of operation. The scheduler thread only queues; one thread of the linker's own moves bytes, loads before
-offloads, one operation at a time and, within it, a run of pages and a layer range at a time::
+Theory of operation. The scheduler thread only queues; one thread of the linker's own moves bytes,
+loads before offloads, one operation at a time and, within it, a run of pages and a layer range at a
+time::
 
-    load     open pages -> for each layer range: store.read into staging -> ask the ticket -> copier.scatter
-    offload  for each layer range: ask the ticket -> copier.gather into staging; then store.put
+    load     open pages, then for each layer range:
+             store.read into staging -> ask the ticket -> copier.scatter
+    offload  for each layer range: ask the ticket -> copier.gather into staging
+             then store.put
 
-A store never sees a device slot, only staging that the thread owns. The ticket is asked before each copy, so an
-operation that the ranks gave up touches no slot later than one copy after that: its quiescence is told then. Failures
-are values; no exception or traceback is kept.
+A store never sees a device slot, only staging that the thread owns. The ticket is asked before each
+copy, so an operation that the ranks gave up touches no slot later than one copy after that. Its
+quiescence is told then, by the scheduler thread's next question: a store that hangs in a call keeps
+nobody's slots. A copy that hangs does: it alone is waited for without a deadline, because to say
+"quiesced" any sooner would be a lie. Failures are values; no exception or traceback is kept.
 
 Layer-wise loads come with the layer counter; until then only staged ones are taken.
 """
@@ -17,9 +22,11 @@ from __future__ import annotations
 
 import threading
 from collections import Counter, deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import attrs
+from typing_extensions import override
+
 from radixlink_contracts import (
     Completion,
     LoadMode,
@@ -27,22 +34,21 @@ from radixlink_contracts import (
     PageBits,
     PoolHitPolicy,
     PoolTransferResult,
+    UnifiedCacheLinker,
 )
-from radixlink_contracts.errors import (
-    ContractError,
-    InvalidTransitionError,
-    TransferError,
-    TransferTimeoutError,
-)
+from radixlink_contracts.errors import ContractError, TransferError, TransferTimeoutError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     import torch
+
     from radixlink_contracts import (
         BatchIndex,
+        ByteRegion,
         Copier,
         DevicePool,
+        Fence,
         LayerCounter,
         OperationId,
         OperationTicket,
@@ -62,14 +68,22 @@ class StoreLinkerSettings:
     Attributes:
         staging_bytes: How much one thread moves at a time.
         lease_s: Seconds for which the store is asked to keep the pages of a load.
-        copy_timeout_s: Seconds that one copy to or from the device may take.
-        quiesce_timeout_s: Seconds that `reset` and `close` wait for the transfer that runs.
+        copy_timeout_s: Seconds after which an operation whose copy has not ended counts as failed.
+        quiesce_timeout_s: Seconds that `reset` waits for the copy that runs, and `close` for the
+            thread.
     """
 
     staging_bytes: int = 16 << 20
     lease_s: float = 10.0
     copy_timeout_s: float = 10.0
     quiesce_timeout_s: float = 30.0
+
+    def __attrs_post_init__(self) -> None:
+        """Refuse what is no size and no time."""
+        fields = attrs.asdict(self)
+        if min(fields.values()) <= 0:
+            msg = f"StoreLinkerSettings: expected numbers above 0, got {fields}"
+            raise ContractError(msg)
 
 
 @attrs.frozen(kw_only=True)
@@ -89,15 +103,31 @@ class StoreLinkerCounters:
     last_error: str = ""
 
 
-@attrs.frozen(kw_only=True, eq=False)
+@attrs.define(kw_only=True, eq=False)
 class _Job:
-    """One operation, as the thread gets it."""
+    """One operation, as the thread gets it. The last two are guarded by the linker's condition.
+
+    Attributes:
+        ticket: The operation.
+        transfers: What to move.
+        direction: "load" or "offload".
+        copying: A copy touches its slots.
+        over: It touches no slot any more, and nothing more is told of it.
+    """
 
     ticket: OperationTicket
     transfers: tuple[PoolTransfer, ...]
+    direction: Literal["load", "offload"]
+    copying: bool = False
+    over: bool = False
+
+    @property
+    def num_pages(self) -> int:
+        """Pages of all pools."""
+        return sum(len(transfer.keys) for transfer in self.transfers)
 
 
-class StoreLinker:
+class StoreLinker(UnifiedCacheLinker):
     """A `UnifiedCacheLinker` over page stores, one for each pool.
 
     Ranks: local.
@@ -116,7 +146,8 @@ class StoreLinker:
 
         Args:
             pools: The device's pools.
-            stores: A store for each of them, of the same layer ranges. Owns: the caller closes them, after this.
+            stores: A store for each of them, of the same layer ranges. Owns: the caller closes
+                them, after this.
             copier: Between the device and staging; used by this linker's thread only.
             settings: How to work.
 
@@ -143,7 +174,6 @@ class StoreLinker:
         self._loads: deque[_Job] = deque()
         self._offloads: deque[_Job] = deque()
         self._running: _Job | None = None
-        self._dropping = False
         self._closed = False
         self._completed_loads: deque[Completion] = deque()
         self._completed_offloads: deque[Completion] = deque()
@@ -155,11 +185,13 @@ class StoreLinker:
         self._last_error = ""
 
     @property
+    @override
     def pools(self) -> frozenset[PoolName]:
         """The pools that it can hold."""
         return frozenset(self._pools)
 
     @property
+    @override
     def layer_done_counter(self) -> LayerCounter | None:
         """None: layer-wise loads come later."""
         return None
@@ -175,8 +207,9 @@ class StoreLinker:
                 last_error=self._last_error,
             )
 
-    # -- called by the wrapper --------------------------------------------------------------------------------------
+    # -- called by the wrapper ---------------------------------------------------------------------
 
+    @override
     def lookup(
         self, request_id: RequestId, transfers: Sequence[PoolTransfer]
     ) -> PoolTransferResult:
@@ -198,17 +231,22 @@ class StoreLinker:
             raise ContractError(msg)
         return PoolTransferResult(restorable_prefix_pages=lengths)
 
+    @override
     def load(
         self, ticket: OperationTicket, transfers: Sequence[PoolTransfer], mode: LoadMode
     ) -> bool:
         """Queue a load; see `UnifiedCacheLinker.load`. A layer-wise one is refused."""
         if mode is not LoadMode.STAGED or self._closed:
             return False
-        self._queued_loads.append(_Job(ticket=ticket, transfers=tuple(transfers)))
+        self._queued_loads.append(_Job(ticket=ticket, transfers=tuple(transfers), direction="load"))
         return True
 
+    @override
     def start_layer_wise_loading(self) -> BatchIndex | None:
-        """Hand everything queued to the thread; see `UnifiedCacheLinker.start_layer_wise_loading`."""
+        """Hand everything queued to the thread; none of it is layer-wise.
+
+        See `UnifiedCacheLinker.start_layer_wise_loading`.
+        """
         if self._queued_loads:
             with self._changed:
                 self._loads.extend(self._queued_loads)
@@ -216,10 +254,12 @@ class StoreLinker:
             self._queued_loads.clear()
         return None
 
+    @override
     def finish_layer_wise_loading(self, batch: BatchIndex | None) -> bool:
         """True: there are no layer-wise loads to wait for."""
         return batch is None
 
+    @override
     def cancel_queued_load(self, op: OperationId) -> bool:
         """Take back a load that was not started; see `UnifiedCacheLinker.cancel_queued_load`."""
         kept = [job for job in self._queued_loads if job.ticket.op != op]
@@ -227,62 +267,78 @@ class StoreLinker:
         self._queued_loads = kept
         return cancelled
 
+    @override
     def offload(self, ticket: OperationTicket, transfers: Sequence[PoolTransfer]) -> bool:
         """Queue the storing of one node; see `UnifiedCacheLinker.offload`."""
         with self._changed:
             if self._closed:
                 return False
-            self._offloads.append(_Job(ticket=ticket, transfers=tuple(transfers)))
+            self._offloads.append(
+                _Job(ticket=ticket, transfers=tuple(transfers), direction="offload")
+            )
             self._wake()
         return True
 
+    @override
     def num_completed_loads(self) -> int:
         """How many load completions wait."""
+        self._let_go()
         return len(self._completed_loads)
 
+    @override
     def pop_completed_load(self) -> Completion:
         """The oldest load completion; see `UnifiedCacheLinker.pop_completed_load`."""
         return _pop(self._completed_loads)
 
+    @override
     def num_completed_offloads(self) -> int:
         """How many offload completions wait."""
+        self._let_go()
         return len(self._completed_offloads)
 
+    @override
     def pop_completed_offload(self) -> Completion:
         """The oldest offload completion; see `UnifiedCacheLinker.pop_completed_offload`."""
         return _pop(self._completed_offloads)
 
+    @override
     def reset(self) -> None:
-        """Drop everything and wait for what runs; see `UnifiedCacheLinker.reset`.
+        """Drop everything and wait for the copy that runs; see `UnifiedCacheLinker.reset`.
 
         Raises:
-            TransferTimeoutError: The transfer that runs did not end in time.
+            TransferTimeoutError: The copy did not end in time. It is the last of its operation.
         """
         self._queued_loads.clear()
+        timeout_s = self._settings.quiesce_timeout_s
         with self._changed:
+            running = self._running
+            if running is not None:
+                running.over = True
             self._loads.clear()
             self._offloads.clear()
-            self._dropping = True
-            timeout_s = self._settings.quiesce_timeout_s
-            ended = self._changed.wait_for(lambda: self._running is None, timeout_s)
-            self._dropping = False
+            ended = self._changed.wait_for(
+                lambda: running is None or not running.copying, timeout_s
+            )
             self._completed_loads.clear()
             self._completed_offloads.clear()
-            running = self._running
         if not ended and running is not None:
             msg = (
-                f"reset: expected operation {running.ticket.op} to end within {timeout_s} s, "
-                "but its transfer still runs"
+                f"reset: expected the copy of operation {running.ticket.op} to end within "
+                f"{timeout_s} s, but it still runs"
             )
             raise TransferTimeoutError(
                 msg,
-                direction="load or offload",
-                pages=len(running.transfers[0].keys),
+                direction=running.direction,
+                pages=running.num_pages,
                 operation=running.ticket.op,
             )
 
+    @override
     def close(self) -> None:
-        """`reset`, and end the thread; see `UnifiedCacheLinker.close`."""
+        """`reset`, and end the thread; see `UnifiedCacheLinker.close`.
+
+        A store that hangs in a call is left behind with the thread: it has no slots any more.
+        """
         with self._changed:
             self._closed = True
         self.reset()
@@ -293,11 +349,27 @@ class StoreLinker:
             thread.join(self._settings.quiesce_timeout_s)
         self._staging = None
 
+    def _let_go(self) -> None:
+        """Tell the quiescence of what the ranks decided and no copy touches."""
+        if self._running is None and not self._loads and not self._offloads:
+            return
+        with self._changed:
+            for job in (self._running, *self._loads, *self._offloads):
+                if job is not None and job.ticket.decided and not job.copying:
+                    self._tell(job, Outcome.FAILED, quiesced=True)
+
+    def _tell(self, job: _Job, outcome: Outcome, *, quiesced: bool) -> None:
+        """Say how an operation ended, unless its end was told or nobody wants to know it."""
+        with self._changed:
+            if not job.over:
+                job.over = quiesced
+                load = job.direction == "load"
+                (self._completed_loads if load else self._completed_offloads).append(
+                    Completion(op=job.ticket.op, outcome=outcome, quiesced=quiesced)
+                )
+
     def _wake(self) -> None:
         """Tell the thread of work, starting it with the first. The condition is held."""
-        if self._closed:
-            msg = "StoreLinker: expected an open linker, got a transfer after close"
-            raise InvalidTransitionError(msg, state="closed", event="transfer")
         if self._thread is None:
             self._thread = threading.Thread(
                 target=self._work, name="radixlink-transfer", daemon=True
@@ -305,7 +377,7 @@ class StoreLinker:
             self._thread.start()
         self._changed.notify_all()
 
-    # -- on the thread ----------------------------------------------------------------------------------------------
+    # -- on the thread -----------------------------------------------------------------------------
 
     def _work(self) -> None:
         """Run jobs, loads first, until the linker is closed."""
@@ -316,24 +388,24 @@ class StoreLinker:
                 self._changed.wait_for(lambda: self._loads or self._offloads or self._closed)
                 if self._closed:
                     return
-                loading = bool(self._loads)
-                job = self._running = (self._loads if loading else self._offloads).popleft()
-            error = ""
-            try:
-                if loading:
-                    self._load(job)
-                else:
-                    self._offload(job)
-            except Exception as raised:  # noqa: BLE001 -- a failure is a value; its text is kept, no traceback
-                error = f"operation {job.ticket.op}: {type(raised).__name__}: {raised}"
-            completion = Completion(
-                op=job.ticket.op,
-                outcome=Outcome.FAILED if error else Outcome.LANDED,
-                quiesced=True,
-            )
+                job = self._running = (self._loads or self._offloads).popleft()
+            self._run(job)
+            # Nothing of it is kept while there is nothing to do.
+            del job
+
+    def _run(self, job: _Job) -> None:
+        """Run one job and say how it ended."""
+        outcome = Outcome.LANDED
+        try:
+            if job.direction == "load":
+                self._load(job)
+            else:
+                self._offload(job)
+        except Exception as raised:  # noqa: BLE001 -- a failure is a value; its text is kept, no traceback
+            outcome = Outcome.FAILED
             with self._changed:
-                self._last_error = error or self._last_error
-                (self._completed_loads if loading else self._completed_offloads).append(completion)
+                self._last_error = f"operation {job.ticket.op}: {type(raised).__name__}: {raised}"
+        self._tell(job, outcome, quiesced=True)
 
     def _load(self, job: _Job) -> None:
         """Bring all pages of a load to the device.
@@ -347,22 +419,17 @@ class StoreLinker:
             pool, store = self._pools[transfer.name], self._stores[transfer.name]
             rows = pool.page_rows(transfer)
             for keys, some_rows in self._runs(pool, transfer.keys.resolve(), rows):
+                self._ask(job)
                 handles = store.open(keys, self._settings.lease_s)
                 if not handles.found.complete:
-                    raise self._failed("load", job, f"{_absent(handles.found)} are gone")
+                    raise _failed(job, f"{_absent(handles.found)} are gone")
                 for layer_range, size in enumerate(pool.range_bytes):
                     staging = self._staging_of(len(keys) * size)
                     good = store.read(handles, layer_range, staging.buffer)
                     if not good.complete:
-                        raise self._failed(
-                            "load", job, f"{_absent(good)} cannot be read in range {layer_range}"
-                        )
-                    self._ask(job)
-                    fence = self._copier.scatter(
-                        pool.region(layer_range, some_rows), staging.tensor
-                    )
-                    if not fence.wait(self._settings.copy_timeout_s):
-                        raise self._failed("load", job, "a copy to the device did not end")
+                        raise _failed(job, f"{_absent(good)} cannot be read in range {layer_range}")
+                    region = pool.region(layer_range, some_rows)
+                    self._copy(job, self._copier.scatter, region, staging.tensor)
                 writers.update(handles.writers)
                 pages += len(keys)
         with self._changed:
@@ -385,17 +452,13 @@ class StoreLinker:
                 at = 0
                 for layer_range, size in enumerate(pool.range_bytes):
                     end = at + len(keys) * size
-                    self._ask(job)
-                    fence = self._copier.gather(
-                        pool.region(layer_range, some_rows), staging.tensor[at:end]
-                    )
-                    if not fence.wait(self._settings.copy_timeout_s):
-                        raise self._failed("offload", job, "a copy from the device did not end")
+                    region = pool.region(layer_range, some_rows)
+                    self._copy(job, self._copier.gather, region, staging.tensor[at:end])
                     parts.append(staging.buffer[at:end])
                     at = end
                 stored = store.put(keys, parts)
                 if not stored.complete:
-                    raise self._failed("offload", job, f"{_absent(stored)} found no room")
+                    raise _failed(job, f"{_absent(stored)} found no room")
                 pages += len(keys)
         with self._changed:
             self._pages_stored += pages
@@ -410,33 +473,61 @@ class StoreLinker:
             yield keys.span(start, stop), rows[start:stop]
 
     def _staging_of(self, num_bytes: int) -> Staging:
-        """The first `num_bytes` of this thread's staging memory, which grows to what was ever needed."""
+        """The first `num_bytes` of this thread's staging memory, which grows as needed."""
         whole = self._staging
         if whole is None or whole.tensor.numel() < num_bytes:
             whole = self._staging = self._copier.staging(num_bytes)
         if whole.tensor.numel() == num_bytes:
             return whole
-        return attrs.evolve(
-            whole, tensor=whole.tensor[:num_bytes], buffer=whole.buffer[:num_bytes]
-        )
+        return attrs.evolve(whole, tensor=whole.tensor[:num_bytes], buffer=whole.buffer[:num_bytes])
 
     def _ask(self, job: _Job) -> None:
         """Return while the slots may be touched.
 
         Raises:
-            TransferError: The ranks decided the operation, or the linker is being reset.
+            TransferError: The ranks decided the operation, or the linker was reset.
         """
-        if job.ticket.decided or self._dropping or self._closed:
-            raise self._failed("transfer", job, "it was given up")
+        if job.ticket.decided or job.over:
+            raise _failed(job, "it was given up")
 
-    def _failed(self, direction: str, job: _Job, why: str) -> TransferError:
-        """The error of a transfer that did not come through."""
-        return TransferError(
-            f"{direction}: {why}",
-            direction=direction,
-            pages=sum(len(transfer.keys) for transfer in job.transfers),
-            operation=job.ticket.op,
-        )
+    def _copy(
+        self,
+        job: _Job,
+        start: Callable[[ByteRegion, torch.Tensor], Fence],
+        region: ByteRegion,
+        staged: torch.Tensor,
+    ) -> None:
+        """Ask, start one copy, and wait for its end, however late that is.
+
+        Raises:
+            TransferError: The operation was given up before, or the copy was late.
+        """
+        with self._changed:
+            self._ask(job)
+            job.copying = True
+        try:
+            fence = start(region, staged)
+            in_time = fence.wait(self._settings.copy_timeout_s)
+            if not in_time:
+                self._tell(job, Outcome.FAILED, quiesced=False)
+                while not fence.wait(self._settings.copy_timeout_s):
+                    pass
+        finally:
+            with self._changed:
+                job.copying = False
+                self._changed.notify_all()
+        if not in_time:
+            raise _failed(job, f"a copy took longer than {self._settings.copy_timeout_s} s")
+
+
+def _failed(job: _Job, why: str) -> TransferError:
+    """The error of a transfer that did not come through."""
+    return TransferError(
+        f"{job.direction}: {why}",
+        direction=job.direction,
+        pages=job.num_pages,
+        operation=job.ticket.op,
+    )
 
 
 def _absent(bits: PageBits) -> str:

@@ -1,25 +1,32 @@
 """`UnifiedCacheLinkerWrapper`: the tree side of external caching, on every rank alike.
 
-Theory of operation. The wrapper keeps three lists that are equal on all ranks: requests, lookups and operations. What
-only this rank knows (what its store answered, whether its bytes have landed) waits in those objects until the next
-frame; `step` exchanges one and carries out what it agreed on. Between two frames nothing is decided.
+Theory of operation. The wrapper keeps three lists that are equal on all ranks: requests, lookups
+and operations. What only this rank knows (what its store answered, whether its bytes have landed)
+waits in those objects until the next frame; `step` exchanges one and carries out what it agreed on.
+Between two frames nothing is decided.
 
 Rules of the file:
-1. No branch on a local fact. A refusal, an exception or a deadline here is this rank's verdict, written into a frame.
+1. No branch on a local fact. A refusal, an exception or a deadline here is this rank's verdict,
+   written into a frame.
 2. Nobody can name the slots of a load before COMMIT, and COMMIT needs every rank's done.
-3. Slots and locks go back when every rank is quiesced, in the order in which the operations were minted.
-4. One load for a page at a time: a request whose first missing page is being loaded waits for that operation.
-5. A miss is a value: everything that cannot be restored is computed, and nothing of the attempt stays.
+3. Slots and locks go back when every rank is quiesced, in the order in which the operations were
+   minted.
+4. One load for a page at a time: a request whose first missing page is being loaded waits for that
+   operation.
+5. A miss is a value: everything that cannot be restored is computed, and nothing of the attempt
+   stays.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 import attrs
+
 from radixlink_contracts import (
     NOTHING_HAPPENED,
+    ComponentType,
     ExternalLinkerLoadPhase,
     ExternalMatch,
     IncLockRefParams,
@@ -30,23 +37,23 @@ from radixlink_contracts import (
     LoadMode,
     LoadWaiting,
     MatchPrefixParams,
-    OperationId,
     Outcome,
-    PageBits,
+    PoolName,
     StepReport,
 )
 from radixlink_contracts.actions import BackupKV, FreeDeviceKV
 from radixlink_contracts.errors import ContractError
-
 from radixlink_linker._counters import LinkerCounters
 from radixlink_linker._frame import Agenda
 from radixlink_linker._lookup import Lookup
 from radixlink_linker._operation import LoadOperation, OffloadOperation, Verdict
+from radixlink_linker._report import ReportBuilder
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import torch
+
     from radixlink_contracts import (
         BatchIndex,
         Clock,
@@ -59,13 +66,13 @@ if TYPE_CHECKING:
         MatchResult,
         Namespace,
         NodeId,
+        OperationId,
         PoolTransfer,
         RadixKey,
         RequestId,
         RequestKV,
         UnifiedCacheLinker,
     )
-
     from radixlink_linker._operation import Operation
     from radixlink_linker._ranks import FrameExchange
     from radixlink_linker._settings import LinkerSettings
@@ -74,7 +81,7 @@ if TYPE_CHECKING:
 
 @attrs.define(kw_only=True, eq=False)
 class _Request:
-    """What is agreed about one request. Replicated.
+    """What is agreed about one request: replicated.
 
     Attributes:
         num_tokens: Length of the key that was matched; a match with another length asks anew.
@@ -93,6 +100,12 @@ class _Request:
     published: IncLockRefResult | None = None
 
 
+_POOL_OF: Final = {
+    ComponentType.FULL: PoolName.KV,
+    ComponentType.SWA: PoolName.SWA,
+    ComponentType.MAMBA: PoolName.MAMBA,
+}
+
 _Page: TypeAlias = "tuple[Namespace, int, bytes]"
 """A page by namespace, first token and tokens."""
 
@@ -104,7 +117,7 @@ class UnifiedCacheLinkerWrapper:
     Thread: the scheduler's.
     """
 
-    def __init__(  # noqa: PLR0913 -- the parts that it joins
+    def __init__(
         self,
         *,
         tree: LinkedTreeCore,
@@ -119,7 +132,9 @@ class UnifiedCacheLinkerWrapper:
         """Join the parts and attach the tree.
 
         Raises:
-            AgreementError: Ranks attach with different settings. Nothing is attached then.
+            AgreementError: Ranks attach with different settings or pools. Nothing is attached then,
+                nor after any of the others.
+            ContractError: The linker lacks the pool of a component.
             InvalidTransitionError: The tree has a linker already.
         """
         self.linker = linker
@@ -131,8 +146,7 @@ class UnifiedCacheLinkerWrapper:
         self._executor = executor
         self._clock = clock
         self._settings = settings
-        self._next_operation = 0
-        #: Steps since attach.
+        #: Steps since attach or reset.
         self._step = 0
         self._requests: dict[RequestId, _Request] = {}
         #: Lookups that are not answered, oldest first.
@@ -143,15 +157,24 @@ class UnifiedCacheLinkerWrapper:
         self._staged = 0
         #: Operations whose slots some rank never let go of.
         self._written_off: list[Operation] = []
-        #: The first page of loads that failed, and the step until which it counts as missing; oldest first.
+        #: The first page of loads that failed, and the step until which it counts as missing;
+        #: oldest first.
         self._missing: dict[_Page, int] = {}
         #: (step at which it ends, request, lock) of what was restored; oldest first.
         self._publications: deque[tuple[int, RequestId, IncLockRefResult]] = deque()
-        kinds = [component.component_type.name for component in self._components]
+        kinds = [component.component_type for component in self._components]
+        # What linkers can hold is local, so it is agreed before anything is refused because of it.
         frames.agree_on_settings(
             f"{settings.fingerprint} page_size={tree.page_size} slots={slots.allocator.size} "
-            f"components={kinds}"
+            f"components={[kind.name for kind in kinds]} pools={sorted(linker.pools)}"
         )
+        lacking = [kind.name for kind in kinds if _POOL_OF[kind] not in linker.pools]
+        if lacking:
+            msg = (
+                f"attach: expected a linker with the pools of {lacking}, "
+                f"got one with {sorted(linker.pools)}"
+            )
+            raise ContractError(msg)
         tree.attach_linker(backup_threshold=settings.backup_threshold)
 
     @property
@@ -159,12 +182,13 @@ class UnifiedCacheLinkerWrapper:
         """Lookups and operations that are not over."""
         return len(self._lookups) + len(self._operations)
 
-    # -- match ------------------------------------------------------------------------------------------------------
+    # -- match -------------------------------------------------------------------------------------
 
     def match(self, key: RadixKey, request_id: RequestId, device: MatchResult) -> MatchResult:
         """Say what is agreed about the part of a key behind its device prefix.
 
-        Mutates: the first match of a request submits its lookup. Twice without a `step` between gives the same answer.
+        Mutates: the first match of a request submits its lookup. Twice without a `step` between
+        gives the same answer.
         """
         self._frames.check()
         start = device.device_prefix_len
@@ -177,7 +201,7 @@ class UnifiedCacheLinkerWrapper:
         if other is not None:
             self._wait_for(other, request_id)
             return _answer(device, ExternalMatch.UNKNOWN, waiting_on=other.op)
-        if self._page_at(key, start) in self._missing:
+        if self._missing and self._page_at(key, start) in self._missing:
             return _answer(device, ExternalMatch.MISS)
         if request is None or request.num_tokens != len(key):
             request = self._ask(key, request_id, device, request)
@@ -229,10 +253,14 @@ class UnifiedCacheLinkerWrapper:
             if transfers is None:
                 lookup.fail("a component takes no part")
                 return
-            result = self.linker.lookup(lookup.request_id, transfers)
-            lookup.answer = result.restorable_prefix_pages
+            answer = self.linker.lookup(lookup.request_id, transfers).restorable_prefix_pages
         except Exception as error:  # noqa: BLE001 -- whatever a backend raises is this rank's miss
             lookup.fail(repr(error))
+            return
+        if len(answer) != lookup.num_pages:
+            lookup.fail(f"expected an answer for {lookup.num_pages} pages, got {len(answer)}")
+            return
+        lookup.answer = answer
 
     def _transfers_for_lookup(self, lookup: Lookup) -> list[PoolTransfer] | None:
         """What every component asks for; None where one cannot take part."""
@@ -251,18 +279,22 @@ class UnifiedCacheLinkerWrapper:
         return lookup.start + lookup.longest(lookup.num_pages) * self._tree.page_size
 
     def _load_of(self, key: RadixKey, start: int) -> LoadOperation | None:
-        """The load that brings the page at a token of a key, if there is one. Cost: O(operations)."""
+        """The load that brings the page at a token of a key, if there is one.
+
+        Cost: O(operations).
+        """
         for operation in self._operations.values():
             if (
                 isinstance(operation, LoadOperation)
                 and operation.verdict is Verdict.PENDING
+                and not operation.cancelled
                 and operation.covers(key, start, self._tree.page_size)
             ):
                 return operation
         return None
 
     def _wait_for(self, operation: LoadOperation, request_id: RequestId) -> None:
-        """Tell a request when an operation ends. A request that is new here is remembered for that."""
+        """Tell a request when an operation ends; one that is new here is remembered for that."""
         if request_id not in operation.waiters:
             operation.waiters.append(request_id)
         self._requests.setdefault(request_id, _Request(num_tokens=0))
@@ -272,7 +304,7 @@ class UnifiedCacheLinkerWrapper:
         page = key.token_ids[start : start + self._tree.page_size].tobytes()
         return (key.namespace, start, page)
 
-    # -- load -------------------------------------------------------------------------------------------------------
+    # -- load --------------------------------------------------------------------------------------
 
     def load_back(self, request: RequestKV) -> LoadBack:
         """Queue the staged load of what a HIT promised; see `PrefixCache.init_load_back`."""
@@ -283,7 +315,7 @@ class UnifiedCacheLinkerWrapper:
         if entry.load is not None:
             return LoadWaiting(operation_id=entry.load.op)
         lookup, key = entry.lookup, request.key
-        if len(key) != entry.num_tokens:
+        if len(key) != entry.num_tokens or key != lookup.key:
             return LoadMiss(reason="the key changed since the match")
         device = self._tree.match(MatchPrefixParams(key=key))
         start = device.device_prefix_len
@@ -294,7 +326,7 @@ class UnifiedCacheLinkerWrapper:
             if other is not None:
                 self._wait_for(other, request.request_id)
                 return LoadWaiting(operation_id=other.op)
-            if self._page_at(key, start) in self._missing:
+            if self._missing and self._page_at(key, start) in self._missing:
                 return LoadMiss(reason="its first page failed to load a moment ago")
         if entry.num_stagings >= self._settings.max_stagings:
             return LoadMiss(reason=f"it was staged {entry.num_stagings} times already")
@@ -326,7 +358,7 @@ class UnifiedCacheLinkerWrapper:
                 return LoadMiss(reason=f"no room for {len(keys)} pages, all else is locked")
             transfers.append(transfer)
         operation = LoadOperation(
-            self._mint(),
+            self._frames.mint(),
             receipt,
             self._clock.now() + self._settings.transfer_timeout_s,
             request_id=request.request_id,
@@ -357,7 +389,7 @@ class UnifiedCacheLinkerWrapper:
         return LoadWaiting(operation_id=operation.op)
 
     def _wait_for_room(self, request_id: RequestId, cap: int) -> LoadBack:
-        """Staged loads hold all that they may: wait for the oldest of them, or compute where there is none."""
+        """Staged loads hold all that they may: wait for the oldest of them, else compute."""
         for operation in self._operations.values():
             if isinstance(operation, LoadOperation):
                 self._wait_for(operation, request_id)
@@ -399,7 +431,11 @@ class UnifiedCacheLinkerWrapper:
             return None
 
     def _fail_queued(self, operation: LoadOperation) -> None:
-        """Give a load up on this rank before it moved; quiesced only if the linker says that it had not begun."""
+        """Give a load up on this rank before it moved.
+
+        It is quiesced only if the linker says that it had not begun.
+        """
+        operation.queued = False
         try:
             cancelled = self.linker.cancel_queued_load(operation.op)
         except Exception:  # noqa: BLE001 -- whatever a backend raises is this rank's verdict
@@ -407,10 +443,13 @@ class UnifiedCacheLinkerWrapper:
             cancelled = False
         operation.note(Outcome.FAILED, quiesced=cancelled)
 
-    # -- offload ----------------------------------------------------------------------------------------------------
+    # -- offload -----------------------------------------------------------------------------------
 
     def offload(self, node_ids: Sequence[NodeId]) -> None:
-        """Start the offload of nodes, root first. What is over the cap stays eligible for its next insert."""
+        """Start the offload of nodes, root first.
+
+        What is over the cap of operations stays eligible for its next insert.
+        """
         self._frames.check()
         for node_id in node_ids:
             if len(self._operations) >= self._settings.max_operations:
@@ -431,7 +470,7 @@ class UnifiedCacheLinkerWrapper:
             return
         receipt = self._tree.inc_lock_ref(IncLockRefParams(node_id=node_id))
         deadline = self._clock.now() + self._settings.transfer_timeout_s
-        operation = OffloadOperation(self._mint(), receipt, deadline)
+        operation = OffloadOperation(self._frames.mint(), receipt, deadline)
         self._operations[operation.op] = operation
         self._tree.mark_offload_pending(node_id, operation.op)
         try:
@@ -442,10 +481,10 @@ class UnifiedCacheLinkerWrapper:
         if not accepted:
             operation.note(Outcome.FAILED, quiesced=True)
 
-    # -- step -------------------------------------------------------------------------------------------------------
+    # -- step --------------------------------------------------------------------------------------
 
     def step(self) -> StepReport:
-        """Exchange a frame where there is need, and carry out what it agreed on; see `LinkedPrefixCache.step`."""
+        """Exchange a frame where there is need, and act on it; see `LinkedPrefixCache.step`."""
         self._frames.check()
         self._step += 1
         if self._publications or self._missing:
@@ -459,7 +498,7 @@ class UnifiedCacheLinkerWrapper:
         agenda = Agenda.of(list(self._operations.values()), self._lookups, self._settings)
         agreed = self._frames.exchange(agenda, self._facts(), now)
         self.counters.frames += 1
-        report = _ReportBuilder()
+        report = ReportBuilder()
         for operation, verdict, quiesced in zip(
             agenda.operations, agreed.verdicts, agreed.quiesced, strict=True
         ):
@@ -512,7 +551,7 @@ class UnifiedCacheLinkerWrapper:
         return facts
 
     def _follow(
-        self, operation: Operation, verdict: Verdict, *, quiesced: bool, report: _ReportBuilder
+        self, operation: Operation, verdict: Verdict, *, quiesced: bool, report: ReportBuilder
     ) -> None:
         """Carry out what a frame said of one operation."""
         if operation.verdict is Verdict.PENDING and verdict is not Verdict.PENDING:
@@ -527,8 +566,13 @@ class UnifiedCacheLinkerWrapper:
             self._retire(operation)
         elif self._step - operation.decided_step >= self._settings.write_off_steps:
             self._write_off(operation)
+        else:
+            return
+        if isinstance(operation, LoadOperation):
+            # Who came after the verdict waits for the room.
+            self._tell_waiters(operation, report)
 
-    def _decide_load(self, operation: LoadOperation, report: _ReportBuilder) -> None:
+    def _decide_load(self, operation: LoadOperation, report: ReportBuilder) -> None:
         """The ranks agreed: publish what landed, or remember that it is missing; tell who waits."""
         landed = operation.verdict is Verdict.DONE
         if landed:
@@ -536,16 +580,25 @@ class UnifiedCacheLinkerWrapper:
             self._commit(operation)
         else:
             self.counters.loads_failed += 1
-            page = self._page_at(operation.key, operation.start)
-            self._missing.pop(page, None)
-            self._missing[page] = self._step + self._settings.miss_steps
+            if operation.queued:
+                # No start call need come any more.
+                self._fail_queued(operation)
+            if not operation.cancelled:
+                page = self._page_at(operation.key, operation.start)
+                self._missing.pop(page, None)
+                self._missing[page] = self._step + self._settings.miss_steps
         if operation.request_id is not None:
             (report.landed if landed else report.failed).append(operation.request_id)
             entry = self._requests[operation.request_id]
             entry.load = None
             if not landed:
                 entry.lookup = None
+        self._tell_waiters(operation, report)
+
+    def _tell_waiters(self, operation: LoadOperation, report: ReportBuilder) -> None:
+        """Who waits for an operation may match again."""
         report.ready.extend(waiter for waiter in operation.waiters if waiter in self._requests)
+        operation.waiters.clear()
 
     def _commit(self, operation: LoadOperation) -> None:
         """Publish a load: insert what landed and move its lock to the new end."""
@@ -607,7 +660,7 @@ class UnifiedCacheLinkerWrapper:
             self._tree.dec_lock_ref(entry.published.to_dec_params())
             entry.published = None
 
-    def _decide_offload(self, operation: Operation, report: _ReportBuilder) -> None:
+    def _decide_offload(self, operation: Operation, report: ReportBuilder) -> None:
         """The ranks agreed: the node is stored, or is as before."""
         stored = operation.verdict is Verdict.DONE
         self._tree.finish_offload(operation.op, stored=stored)
@@ -636,7 +689,10 @@ class UnifiedCacheLinkerWrapper:
         self._tree.dec_lock_ref(operation.receipt.to_dec_params())
 
     def _write_off(self, operation: Operation) -> None:
-        """Some rank never let go: nobody gets these slots before `reset`. The lock stays for the same reason."""
+        """Some rank never let go: nobody gets these slots before `reset`.
+
+        The lock stays for the same reason, and so does the room that a load takes.
+        """
         del self._operations[operation.op]
         self._written_off.append(operation)
         if isinstance(operation, LoadOperation):
@@ -657,7 +713,7 @@ class UnifiedCacheLinkerWrapper:
         for page in over:
             del self._missing[page]
 
-    # -- the end of things ------------------------------------------------------------------------------------------
+    # -- the end of things -------------------------------------------------------------------------
 
     def release_request(self, request_id: RequestId) -> None:
         """Forget a request; see `PrefixCache.release_aborted_request`."""
@@ -672,7 +728,7 @@ class UnifiedCacheLinkerWrapper:
         operation.request_id = None
         waited_for = any(waiter in self._requests for waiter in operation.waiters)
         if operation.queued and not waited_for:
-            operation.queued = False
+            operation.cancelled = True
             self._fail_queued(operation)
 
     def _forget_lookup(self, entry: _Request) -> None:
@@ -682,9 +738,11 @@ class UnifiedCacheLinkerWrapper:
         entry.lookup = None
 
     def drop_everything(self) -> None:
-        """End every operation and forget every request, without a frame: for reset and detach, which all ranks call.
+        """End every operation and forget every request, without a frame.
 
-        Returns when this rank's linker touches no slot any more. Idempotent.
+        For reset and detach, which all ranks call. Returns when this rank's linker touches no slot
+        any more. Steps are counted from 0 again: ranks that differed may have made unlike many.
+        Idempotent.
 
         Raises:
             LinkError: The linker could not be quiesced; nothing is given back then.
@@ -702,40 +760,13 @@ class UnifiedCacheLinkerWrapper:
         self._written_off.clear()
         self._operations.clear()
         self._staged = 0
+        self._step = 0
         for operation in reversed(left):
             if operation.verdict is Verdict.PENDING:
                 operation.verdict = Verdict.FAILED
                 if isinstance(operation, OffloadOperation):
                     self._tree.finish_offload(operation.op, stored=False)
             self._give_back(operation)
-
-    def _mint(self) -> OperationId:
-        """The next operation's id."""
-        self._next_operation += 1
-        return OperationId(self._next_operation)
-
-
-@attrs.define(kw_only=True)
-class _ReportBuilder:
-    """A `StepReport` in the making."""
-
-    landed: list[RequestId] = attrs.field(factory=list)
-    failed: list[RequestId] = attrs.field(factory=list)
-    ready: list[RequestId] = attrs.field(factory=list)
-    num_offloads_stored: int = 0
-    num_offloads_failed: int = 0
-
-    def build(self) -> StepReport:
-        """The report; each request is named once."""
-        told = set(self.landed) | set(self.failed)
-        ready = [request for request in dict.fromkeys(self.ready) if request not in told]
-        return StepReport(
-            landed=tuple(self.landed),
-            failed=tuple(self.failed),
-            ready=tuple(ready),
-            num_offloads_stored=self.num_offloads_stored,
-            num_offloads_failed=self.num_offloads_failed,
-        )
 
 
 def _answer(

@@ -355,7 +355,8 @@ class UnifiedTreeCore:
         self._pending.clear()
         self._evictable = self._protected = 0
         self._root = self._new_node(None, b"", b"", _no_indices(), DEFAULT_NAMESPACE)
-        self._note(self._root.node_id, 0)
+        # Ranks whose trees differed are equal again: neither the digest nor the ids of before count.
+        self._digest = 0
         return (FreeDeviceKV(indices=torch.cat(held)),) if held else ()
 
     # -- what a linker adds ------------------------------------------------------------------------
@@ -463,7 +464,7 @@ class UnifiedTreeCore:
     def _note(self, node_id: NodeId, what: int) -> None:
         """Mix a change into the digest, while there is somebody to compare it."""
         if self._backup_threshold is not None:
-            mixed = (self._digest ^ node_id) * _DIGEST_PRIME
+            mixed = (self._digest ^ (node_id - self._root.node_id)) * _DIGEST_PRIME
             self._digest = ((mixed ^ (what & _DIGEST_MASK)) * _DIGEST_PRIME) & _DIGEST_MASK
 
 

@@ -1,0 +1,90 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from radixlink_contracts.errors import InvalidTransitionError
+from radixlink_linker import MonotonicClock, ThreadExecutor
+
+
+def test_the_clock_only_goes_forward() -> None:
+    clock = MonotonicClock()
+    times = [clock.now() for _ in range(100)]
+    assert times == sorted(times)
+
+
+def test_a_task_runs_on_another_thread() -> None:
+    executor = ThreadExecutor()
+    ran_on: list[threading.Thread] = []
+    ran = threading.Event()
+
+    def task() -> None:
+        ran_on.append(threading.current_thread())
+        ran.set()
+
+    executor.submit(task)
+    assert ran.wait(10)
+    assert ran_on[0] is not threading.current_thread()
+    executor.close()
+
+
+def refuses(executor: ThreadExecutor) -> bool:
+    try:
+        executor.submit(lambda: None)
+    except InvalidTransitionError:
+        return True
+    return False
+
+
+def test_close_waits_for_what_runs_and_drops_the_rest() -> None:
+    executor = ThreadExecutor(num_threads=1)
+    gate, begun, late = threading.Event(), threading.Event(), threading.Event()
+
+    def task() -> None:
+        begun.set()
+        gate.wait(10)
+
+    executor.submit(task)
+    executor.submit(late.set)
+    assert begun.wait(10)
+    closing = threading.Thread(target=executor.close)
+    closing.start()
+    # What is submitted until then waits behind the first task, and is dropped with the second.
+    while not refuses(executor):
+        assert closing.is_alive()
+    gate.set()
+    closing.join(10)
+    assert not closing.is_alive()
+    assert not late.is_set()
+    executor.close()
+    with pytest.raises(InvalidTransitionError):
+        executor.submit(late.set)
+
+
+def test_close_gives_a_task_that_hangs_up_at_its_deadline() -> None:
+    executor = ThreadExecutor(close_timeout_s=0.05)
+    gate, begun = threading.Event(), threading.Event()
+
+    def task() -> None:
+        begun.set()
+        gate.wait(10)
+
+    executor.submit(task)
+    assert begun.wait(10)
+    executor.close()
+    assert not gate.is_set()
+    gate.set()
+
+
+def test_a_task_that_hangs_keeps_no_process_alive() -> None:
+    program = (
+        "import threading\n"
+        "from radixlink_linker import ThreadExecutor\n"
+        "begun = threading.Event()\n"
+        "ThreadExecutor().submit(lambda: (begun.set(), threading.Event().wait()))\n"
+        "begun.wait()\n"
+    )
+    assert subprocess.run([sys.executable, "-c", program], timeout=30, check=False).returncode == 0

@@ -1,0 +1,55 @@
+from __future__ import annotations
+
+import pytest
+
+from radixlink_contracts.errors import ContractError
+from radixlink_linker import LinkerSettings, StoreLinkerSettings
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("max_operations", 0),
+        ("max_operations", 65),
+        ("max_lookups", 0),
+        ("max_lookups", 4097),
+        ("frame_words", 9),
+        ("frame_words", -1),
+        ("staged_percent", 0),
+        ("staged_percent", 101),
+        ("max_stagings", 0),
+        ("publish_lock_steps", -1),
+        ("miss_steps", -1),
+        ("heartbeat_steps", 0),
+        ("write_off_steps", 0),
+        ("backup_threshold", 0),
+        ("step_timeout_s", 0.0),
+        ("step_timeout_s", float("nan")),
+        ("lookup_timeout_s", -1.0),
+        ("transfer_timeout_s", float("inf")),
+    ],
+)
+def test_a_number_out_of_range_is_named(name: str, value: float) -> None:
+    with pytest.raises(ContractError, match=f"{name}.*got {value}"):
+        LinkerSettings(**{name: value})  # type: ignore[arg-type]
+
+
+def test_a_frame_has_room_for_its_lookups_and_one_word_of_a_mask() -> None:
+    LinkerSettings(frame_words=10, max_lookups=256)
+    LinkerSettings(frame_words=7, max_lookups=64)
+    with pytest.raises(ContractError, match="at least 70 for 4096 lookups, got 69"):
+        LinkerSettings(frame_words=69, max_lookups=4096)
+
+
+def test_settings_that_differ_have_another_fingerprint() -> None:
+    assert LinkerSettings().fingerprint == LinkerSettings().fingerprint
+    assert LinkerSettings(miss_steps=65).fingerprint != LinkerSettings().fingerprint
+
+
+@pytest.mark.parametrize(
+    "name", ["staging_bytes", "lease_s", "copy_timeout_s", "quiesce_timeout_s"]
+)
+@pytest.mark.parametrize("value", [0, -1])
+def test_a_store_linker_needs_numbers_above_zero(name: str, value: int) -> None:
+    with pytest.raises(ContractError, match="above 0"):
+        StoreLinkerSettings(**{name: value})

@@ -1,0 +1,691 @@
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+from array import array
+from collections import deque
+from typing import TYPE_CHECKING
+
+import attrs
+import pytest
+import torch
+from typing_extensions import override
+
+from radixlink_contracts import (
+    ByteRegion,
+    CacheIdentity,
+    Completion,
+    Copier,
+    DevicePool,
+    Fence,
+    LoadMode,
+    OperationId,
+    OperationTicket,
+    Outcome,
+    PageBits,
+    PageHandles,
+    PageKeys,
+    PoolHitPolicy,
+    PoolLayout,
+    PoolName,
+    PoolTransfer,
+    RequestId,
+    Staging,
+)
+from radixlink_contracts.errors import ContractError, StorageError, TransferTimeoutError
+from radixlink_linker import StoreLinker, StoreLinkerSettings
+from radixlink_testing import InMemoryStoreFactory
+from radixlink_testing.linkers import FaultyPageStore
+from radixlink_testing.pages import page_keys, page_parts
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from radixlink_contracts import PageKeySource
+
+NUM_PAGES = 16
+PAGE_SIZE = 2
+RANGE_BYTES = (3, 5)
+PAGE_BYTES = sum(RANGE_BYTES)
+EMPTY = 0xEE
+
+
+class Pool(DevicePool):
+    """A pool in host memory."""
+
+    def __init__(self, name: PoolName = PoolName.KV) -> None:
+        self._name = name
+        self.rows = [
+            torch.full((NUM_PAGES, size), EMPTY, dtype=torch.uint8) for size in RANGE_BYTES
+        ]
+
+    @property
+    @override
+    def name(self) -> PoolName:
+        return self._name
+
+    @property
+    @override
+    def range_bytes(self) -> tuple[int, ...]:
+        return RANGE_BYTES
+
+    @override
+    def page_rows(self, transfer: PoolTransfer) -> torch.Tensor:
+        assert transfer.device_indices is not None
+        return transfer.device_indices[::PAGE_SIZE] // PAGE_SIZE
+
+    @override
+    def region(self, layer_range: int, page_rows: torch.Tensor) -> ByteRegion:
+        return ByteRegion(rows=self.rows[layer_range], index=page_rows)
+
+    def page(self, page: int) -> bytes:
+        return b"".join(bytes(rows[page].tolist()) for rows in self.rows)
+
+    @property
+    def empty(self) -> bool:
+        return all(bool((rows == EMPTY).all()) for rows in self.rows)
+
+
+class Ended(Fence):
+    """The end of a copy that a test may hold up."""
+
+    def __init__(self, copier: HostCopier) -> None:
+        self._copier = copier
+
+    @override
+    def done(self) -> bool:
+        return self._copier.gate.is_set()
+
+    @override
+    def wait(self, timeout_s: float) -> bool:
+        if self._copier.late:
+            self._copier.late -= 1
+            return False
+        self._copier.waiting.set()
+        return self._copier.gate.wait(10)
+
+
+class HostCopier(Copier):
+    """Copies at once; the end of each copy waits for `gate`."""
+
+    def __init__(self) -> None:
+        self.gate = threading.Event()
+        self.gate.set()
+        self.waiting = threading.Event()
+        #: How many waits time out at once.
+        self.late = 0
+        self.sizes: list[int] = []
+        self.copies = 0
+
+    @override
+    def staging(self, num_bytes: int) -> Staging:
+        self.sizes.append(num_bytes)
+        memory = bytearray(num_bytes)
+        return Staging(
+            tensor=torch.frombuffer(memory, dtype=torch.uint8), buffer=memoryview(memory)
+        )
+
+    @override
+    def gather(self, region: ByteRegion, out: torch.Tensor) -> Fence:
+        self.copies += 1
+        out.copy_(region.rows[region.index].flatten())
+        return Ended(self)
+
+    @override
+    def scatter(self, region: ByteRegion, source: torch.Tensor) -> Fence:
+        self.copies += 1
+        region.rows[region.index] = source.view(len(region.index), -1)
+        return Ended(self)
+
+
+@attrs.define(eq=False)
+class Ticket(OperationTicket):
+    """An operation that a test decides."""
+
+    op: OperationId
+    decided: bool = False
+
+
+LAYOUT = PoolLayout(
+    identity=CacheIdentity(
+        model="test", revision="1", dtype="uint8", page_size=2, num_layers=2, layout="bytes"
+    ),
+    pool=PoolName.KV,
+    range_bytes=RANGE_BYTES,
+)
+
+
+class World:
+    """A linker, a pool and a store."""
+
+    def __init__(self, **settings: float) -> None:
+        self.pool = Pool()
+        self.copier = HostCopier()
+        self.store = FaultyPageStore(InMemoryStoreFactory().open(LAYOUT))
+        self.linker = StoreLinker(
+            pools={PoolName.KV: self.pool},
+            stores={PoolName.KV: self.store},
+            copier=self.copier,
+            settings=StoreLinkerSettings(**settings),  # type: ignore[arg-type]
+        )
+        self.tickets: list[Ticket] = []
+
+    def transfer(self, first: int, last: int, at: int = 0) -> PoolTransfer:
+        """Pages first..last-1 of the only series, at pages `at` and following of the pool."""
+        slots = torch.arange(at * PAGE_SIZE, (at + last - first) * PAGE_SIZE)
+        return PoolTransfer(
+            name=PoolName.KV, keys=page_keys(range(first, last)), device_indices=slots
+        )
+
+    def put(self, first: int, last: int) -> None:
+        """Have pages in the store."""
+        keys = page_keys(range(first, last))
+        self.store.inner.put(keys, page_parts(keys, LAYOUT))
+
+    def fill(self, first: int, last: int, at: int = 0) -> None:
+        """Have pages on the device."""
+        for page, key in enumerate(page_keys(range(first, last)), start=at):
+            for layer_range, part in enumerate(page_parts(PageKeys(key), LAYOUT)):
+                self.pool.rows[layer_range][page] = torch.tensor(list(part))
+
+    def ticket(self) -> Ticket:
+        ticket = Ticket(OperationId(len(self.tickets) + 1))
+        self.tickets.append(ticket)
+        return ticket
+
+    def load(self, first: int, last: int, at: int = 0, *, start: bool = True) -> Ticket:
+        ticket = self.ticket()
+        assert self.linker.load(ticket, [self.transfer(first, last, at)], LoadMode.STAGED)
+        if start:
+            assert self.linker.start_layer_wise_loading() is None
+        return ticket
+
+    def offload(self, first: int, last: int, at: int = 0) -> Ticket:
+        ticket = self.ticket()
+        assert self.linker.offload(ticket, [self.transfer(first, last, at)])
+        return ticket
+
+    def idle(self) -> None:
+        """Return when the thread has nothing to do."""
+        linker = self.linker
+        with linker._changed:
+            assert linker._changed.wait_for(
+                lambda: linker._running is None and not linker._loads and not linker._offloads, 10
+            )
+
+    def loads(self) -> list[Completion]:
+        """Pop what is complete."""
+        return [self.linker.pop_completed_load() for _ in range(self.linker.num_completed_loads())]
+
+    def offloads(self) -> list[Completion]:
+        return [
+            self.linker.pop_completed_offload() for _ in range(self.linker.num_completed_offloads())
+        ]
+
+    def end(self) -> None:
+        self.store.gate.set()
+        self.copier.gate.set()
+        self.linker.close()
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    world = World()
+    yield world
+    world.end()
+
+
+def landed(*tickets: Ticket) -> list[Completion]:
+    return [Completion(op=one.op, outcome=Outcome.LANDED, quiesced=True) for one in tickets]
+
+
+def failed(*tickets: Ticket, quiesced: bool = True) -> list[Completion]:
+    return [Completion(op=one.op, outcome=Outcome.FAILED, quiesced=quiesced) for one in tickets]
+
+
+# -- what moves ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("staging_bytes", [1, PAGE_BYTES, 2 * PAGE_BYTES + 1, 1 << 20])
+def test_pages_go_out_and_come_back(staging_bytes: int) -> None:
+    world = World(staging_bytes=staging_bytes)
+    try:
+        world.fill(0, 5)
+        stored = world.offload(0, 5)
+        world.idle()
+        assert world.offloads() == landed(stored)
+        loaded = world.load(1, 5, at=9)
+        world.idle()
+        assert world.loads() == landed(loaded)
+        assert [world.pool.page(page) for page in range(9, 13)] == [
+            world.pool.page(page) for page in range(1, 5)
+        ]
+        counters = world.linker.counters
+        assert (counters.pages_stored, counters.pages_loaded) == (5, 4)
+        # Whole pages at a time, at least one, in memory that is asked for as it is needed.
+        run = max(1, staging_bytes // PAGE_BYTES)
+        assert world.store.calls.count("put") == -(-5 // run)
+        assert max(world.copier.sizes) == min(run, 5) * PAGE_BYTES
+        assert world.copier.sizes == sorted(set(world.copier.sizes))
+    finally:
+        world.end()
+
+
+def test_nothing_moves_before_the_start(world: World) -> None:
+    world.put(0, 4)
+    first, second = world.load(0, 2, start=False), world.load(2, 4, at=2, start=False)
+    assert world.store.calls == []
+    assert world.linker._thread is None
+    world.linker.start_layer_wise_loading()
+    world.idle()
+    assert world.loads() == landed(first, second)
+
+
+def test_loads_go_before_offloads(world: World) -> None:
+    world.put(4, 6)
+    world.fill(0, 3)
+    world.store.hanging.add("put")
+    stored = [world.offload(0, 1), world.offload(1, 2, at=1)]
+    assert world.store.waiting.wait(10)
+    loaded = world.load(4, 6, at=8)
+    world.store.hanging.clear()
+    world.store.gate.set()
+    world.idle()
+    assert world.store.calls == ["put", "open", "read", "read", "put"]
+    assert (world.loads(), world.offloads()) == (landed(loaded), landed(*stored))
+
+
+def test_windows_and_states_are_stored_before_the_full_pages(world: World) -> None:
+    order: list[str] = []
+    stores = {}
+    for name in (PoolName.KV, PoolName.SWA, PoolName.MAMBA):
+        store = FaultyPageStore(InMemoryStoreFactory().open(LAYOUT))
+        store.calls = NamedCalls(name, order)
+        stores[name] = store
+    linker = StoreLinker(
+        pools={name: Pool(name) for name in stores}, stores=stores, copier=world.copier
+    )
+    world.linker = linker
+    transfers = [attrs.evolve(world.transfer(0, 1), name=name) for name in stores]
+    assert linker.offload(world.ticket(), transfers)
+    world.idle()
+    assert order == ["mamba", "swa", "kv"]
+
+
+class NamedCalls(list[str]):
+    """Calls of one store, noted with its name in a list of all."""
+
+    def __init__(self, name: str, order: list[str]) -> None:
+        super().__init__()
+        self._name = name
+        self._order = order
+
+    @override
+    def append(self, call: str) -> None:
+        self._order.append(self._name)
+
+
+def test_pages_are_counted_by_their_writer(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    world.put(0, 3)
+    inner = world.store.inner
+
+    def opened(keys: PageKeys, ttl_s: float) -> PageHandles:
+        handles = type(inner).open(inner, keys, ttl_s)
+        return attrs.evolve(handles, writers=array("Q", [7, 7, 0]))
+
+    monkeypatch.setattr(inner, "open", opened)
+    world.load(0, 3)
+    world.idle()
+    assert world.linker.counters.pages_by_writer == {7: 2, 0: 1}
+    world.store.lost.update(page_keys([1]))
+    world.load(0, 3)
+    world.idle()
+    assert world.linker.counters.pages_by_writer == {7: 2, 0: 1}
+
+
+# -- what fails ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fault", ["absent", "lost", "corrupt", "open raises", "read raises"])
+def test_a_load_is_all_or_nothing(world: World, fault: str) -> None:
+    world.put(0, 3 if fault == "absent" else 4)
+    match fault:
+        case "lost":
+            world.store.lost.update(page_keys([2]))
+        case "corrupt":
+            world.store.inner.corrupt(page_keys([2])[0], 1)  # type: ignore[attr-defined]
+        case "open raises":
+            world.store.raising.add("open")
+        case "read raises":
+            world.store.raising.add("read")
+        case _:
+            pass
+    ticket = world.load(0, 4)
+    world.idle()
+    assert world.loads() == failed(ticket)
+    assert f"operation {ticket.op}" in world.linker.counters.last_error
+    assert world.linker.counters.pages_loaded == 0
+    # The thread goes on.
+    world.store.raising.clear()
+    world.put(8, 9)
+    after = world.load(8, 9)
+    world.idle()
+    assert world.loads() == landed(after)
+
+
+@pytest.mark.parametrize("fault", ["no room", "raises"])
+def test_an_offload_is_all_or_nothing(world: World, fault: str) -> None:
+    world.fill(0, 4)
+    if fault == "raises":
+        world.store.raising.add("put")
+    else:
+        world.store.unwelcome.update(page_keys([2]))
+    ticket = world.offload(0, 4)
+    world.idle()
+    assert world.offloads() == failed(ticket)
+    assert world.linker.counters.pages_stored == 0
+
+
+def test_a_failure_pins_nothing(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Marker:
+        """Stands in for what the frames of a failed call refer to."""
+
+    markers: list[weakref.ref[Marker]] = []
+    raised: list[weakref.ref[StorageError]] = []
+
+    def opened(keys: PageKeys, ttl_s: float) -> PageHandles:
+        marker = Marker()
+        markers.append(weakref.ref(marker))
+        error = StorageError("a fault")
+        raised.append(weakref.ref(error))
+        raise error
+
+    monkeypatch.setattr(world.store, "open", opened)
+    ticket = world.load(0, 4)
+    world.idle()
+    assert world.loads() == failed(ticket)
+    told = weakref.ref(ticket)
+    world.tickets.clear()
+    del ticket
+    gc.collect()
+    assert (markers[0](), raised[0](), told()) == (None, None, None)
+    assert "StorageError: a fault" in world.linker.counters.last_error
+
+
+# -- what is given up ------------------------------------------------------------------------------
+
+
+def test_a_decided_load_touches_no_slot(world: World) -> None:
+    world.put(0, 4)
+    ticket = world.load(0, 4, start=False)
+    ticket.decided = True
+    world.linker.start_layer_wise_loading()
+    world.idle()
+    assert world.loads() == failed(ticket)
+    assert world.pool.empty
+    assert world.store.calls == []
+
+
+def test_a_load_decided_in_between_touches_no_slot_any_more(world: World) -> None:
+    world.put(0, 4)
+    world.store.hanging.add("read")
+    ticket = world.load(0, 4)
+    assert world.store.waiting.wait(10)
+    ticket.decided = True
+    # The store still hangs, but the slots are nobody's any more, and that is told once.
+    assert world.loads() == failed(ticket)
+    world.store.gate.set()
+    world.idle()
+    assert world.pool.empty
+    assert world.loads() == []
+
+
+def test_what_waits_behind_a_store_that_hangs_is_let_go_when_it_is_decided(world: World) -> None:
+    world.put(0, 4)
+    world.store.hanging.add("read")
+    tickets = [world.load(0, 2), world.load(2, 4, at=2)]
+    stored = world.offload(0, 2, at=8)
+    assert world.store.waiting.wait(10)
+    assert (world.loads(), world.offloads()) == ([], [])
+    for ticket in (*tickets, stored):
+        ticket.decided = True
+    assert (world.loads(), world.offloads()) == (failed(*tickets), failed(stored))
+    world.store.gate.set()
+    world.idle()
+    assert (world.loads(), world.offloads()) == ([], [])
+    assert world.pool.empty
+    assert "put" not in world.store.calls
+
+
+def test_a_copy_that_runs_is_never_called_quiesced(world: World) -> None:
+    world.put(0, 4)
+    world.copier.gate.clear()
+    ticket = world.load(0, 4)
+    assert world.copier.waiting.wait(10)
+    ticket.decided = True
+    assert world.loads() == []
+    world.copier.gate.set()
+    world.idle()
+    assert world.loads() == failed(ticket)
+    # The copy of the first range was the last.
+    assert world.copier.copies == 1
+
+
+def test_a_copy_that_is_late_fails_first_and_is_quiesced_when_it_has_ended() -> None:
+    world = World(copy_timeout_s=5.0)
+    try:
+        world.put(0, 4)
+        world.copier.gate.clear()
+        world.copier.late = 3
+        ticket = world.load(0, 4)
+        assert world.copier.waiting.wait(10)
+        assert world.loads() == failed(ticket, quiesced=False)
+        ticket.decided = True
+        assert world.loads() == []
+        world.copier.gate.set()
+        world.idle()
+        assert world.loads() == failed(ticket)
+        assert "longer than 5.0 s" in world.linker.counters.last_error
+    finally:
+        world.end()
+
+
+def test_a_queued_load_is_cancelled_once(world: World) -> None:
+    world.put(0, 4)
+    first, second = world.load(0, 2, start=False), world.load(2, 4, at=2, start=False)
+    assert world.linker.cancel_queued_load(first.op)
+    assert not world.linker.cancel_queued_load(first.op)
+    world.linker.start_layer_wise_loading()
+    world.idle()
+    assert world.loads() == landed(second)
+    assert not world.linker.cancel_queued_load(second.op)
+    assert world.pool.page(0) == bytes([EMPTY]) * PAGE_BYTES
+
+
+# -- reset and close -------------------------------------------------------------------------------
+
+
+def test_reset_drops_what_is_queued_and_what_is_complete(world: World) -> None:
+    world.put(0, 4)
+    world.load(0, 2)
+    world.offload(0, 2)
+    world.idle()
+    world.load(2, 4, at=8, start=False)
+    for _ in range(2):
+        world.linker.reset()
+        assert (world.loads(), world.offloads()) == ([], [])
+    world.linker.start_layer_wise_loading()
+    world.idle()
+    assert world.pool.page(8) == bytes([EMPTY]) * PAGE_BYTES
+    # It is open still.
+    after = world.load(0, 4)
+    world.idle()
+    assert world.loads() == landed(after)
+
+
+def test_reset_waits_for_the_copy_that_runs(world: World) -> None:
+    world.put(0, 4)
+    world.copier.gate.clear()
+    world.load(0, 4)
+    world.load(0, 4, at=8)
+    assert world.copier.waiting.wait(10)
+    resetting = threading.Thread(target=world.linker.reset)
+    resetting.start()
+    # It has dropped what was not begun, and waits.
+    with world.linker._changed:
+        assert world.linker._changed.wait_for(lambda: not world.linker._loads, 10)
+    assert resetting.is_alive()
+    world.copier.gate.set()
+    resetting.join(10)
+    assert not resetting.is_alive()
+    world.idle()
+    assert world.loads() == []
+    assert world.copier.copies == 1
+
+
+def test_reset_does_not_wait_for_a_store_that_hangs(world: World) -> None:
+    world.put(0, 4)
+    world.store.hanging.add("read")
+    world.load(0, 4)
+    assert world.store.waiting.wait(10)
+    world.linker.reset()
+    world.store.gate.set()
+    world.idle()
+    assert world.loads() == []
+    assert world.pool.empty
+
+
+def test_a_copy_that_does_not_end_is_named_and_reset_can_be_repeated() -> None:
+    world = World(quiesce_timeout_s=0.01)
+    try:
+        world.put(0, 4)
+        world.copier.gate.clear()
+        ticket = world.load(0, 4)
+        assert world.copier.waiting.wait(10)
+        for _ in range(2):
+            with pytest.raises(TransferTimeoutError) as caught:
+                world.linker.reset()
+            error = caught.value
+            assert (error.operation, error.direction, error.pages) == (ticket.op, "load", 4)
+        world.copier.gate.set()
+        world.idle()
+        world.linker.reset()
+        assert world.loads() == []
+        # It was the last copy of that load, although nobody decided it.
+        assert world.copier.copies == 1
+    finally:
+        world.end()
+
+
+def test_close_is_idempotent_and_takes_nothing_more(world: World) -> None:
+    world.put(0, 4)
+    world.load(0, 2)
+    world.idle()
+    thread = world.linker._thread
+    assert thread is not None
+    for _ in range(2):
+        world.linker.close()
+        assert not thread.is_alive()
+    assert world.loads() == []
+    assert not world.linker.load(world.ticket(), [world.transfer(0, 2)], LoadMode.STAGED)
+    assert not world.linker.offload(world.ticket(), [world.transfer(0, 2)])
+    assert world.linker.start_layer_wise_loading() is None
+    assert not world.linker.cancel_queued_load(OperationId(2))
+    world.linker.reset()
+
+
+def test_close_before_any_transfer(world: World) -> None:
+    world.load(0, 2, start=False)
+    world.linker.close()
+    assert world.linker._thread is None
+
+
+# -- the rest --------------------------------------------------------------------------------------
+
+
+def test_there_is_nothing_to_pop(world: World) -> None:
+    with pytest.raises(ContractError):
+        world.linker.pop_completed_load()
+    with pytest.raises(ContractError):
+        world.linker.pop_completed_offload()
+
+
+def test_layer_wise_loads_are_refused(world: World) -> None:
+    assert not world.linker.load(world.ticket(), [world.transfer(0, 2)], LoadMode.LAYER_WISE)
+    assert world.linker.layer_done_counter is None
+    assert world.linker.finish_layer_wise_loading(None)
+    assert world.linker.pools == {PoolName.KV}
+
+
+def ask(linker: StoreLinker, *transfers: PoolTransfer) -> PageBits:
+    return linker.lookup(RequestId("a"), transfers).restorable_prefix_pages
+
+
+def test_a_lookup_answers_every_length_up_to_the_first_hole(world: World) -> None:
+    world.put(0, 5)
+    world.store.lost.update(page_keys([3]))
+    transfer = PoolTransfer(name=PoolName.KV, keys=page_keys(range(5)))
+    assert ask(world.linker, transfer) == PageBits.of([0, 1, 2], 5)
+    assert ask(world.linker, attrs.evolve(transfer, keys=page_keys([9]))) == PageBits.none(1)
+
+
+def test_a_lookup_in_several_pools_is_their_intersection(world: World) -> None:
+    other = FaultyPageStore(InMemoryStoreFactory().open(LAYOUT))
+    linker = StoreLinker(
+        pools={PoolName.KV: world.pool, PoolName.SWA: Pool(PoolName.SWA)},
+        stores={PoolName.KV: world.store, PoolName.SWA: other},
+        copier=world.copier,
+    )
+    world.put(0, 5)
+    keys = page_keys(range(5))
+    other.put(keys, page_parts(keys, LAYOUT))
+    other.lost.update(page_keys([2]))
+    transfers = [PoolTransfer(name=name, keys=keys) for name in (PoolName.KV, PoolName.SWA)]
+    assert ask(linker, *transfers) == PageBits.of([0, 1], 5)
+
+
+def test_a_lookup_that_it_cannot_answer_is_refused(world: World) -> None:
+    with pytest.raises(ContractError, match="at least one transfer"):
+        ask(world.linker)
+    trailing = PoolTransfer(
+        name=PoolName.KV, keys=page_keys(range(5)), hit_policy=PoolHitPolicy.TRAILING_PAGES
+    )
+    with pytest.raises(ContractError, match="expected ALL_PAGES"):
+        ask(world.linker, trailing)
+
+
+def test_pools_and_stores_must_fit(world: World) -> None:
+    with pytest.raises(ContractError, match="expected stores for"):
+        StoreLinker(pools={PoolName.KV: world.pool}, stores={}, copier=world.copier)
+    narrow = InMemoryStoreFactory().open(attrs.evolve(LAYOUT, range_bytes=(3, 4)))
+    with pytest.raises(ContractError, match=r"layer ranges \(3, 5\).*got \(3, 4\)"):
+        StoreLinker(
+            pools={PoolName.KV: world.pool}, stores={PoolName.KV: narrow}, copier=world.copier
+        )
+
+
+def test_keys_are_hashed_by_the_thread_that_moves(world: World) -> None:
+    class Source:
+        """Keys that note who resolves them."""
+
+        def __init__(self) -> None:
+            self.threads: deque[threading.Thread] = deque()
+
+        def __len__(self) -> int:
+            return 2
+
+        def span(self, start: int, stop: int) -> PageKeySource:
+            raise AssertionError
+
+        def resolve(self) -> PageKeys:
+            self.threads.append(threading.current_thread())
+            return page_keys(range(2))
+
+    world.put(0, 2)
+    source = Source()
+    transfer = attrs.evolve(world.transfer(0, 2), keys=source)
+    assert world.linker.load(world.ticket(), [transfer], LoadMode.STAGED)
+    world.linker.start_layer_wise_loading()
+    world.idle()
+    assert list(source.threads) == [world.linker._thread]

@@ -1,0 +1,194 @@
+"""Offloads: a node is stored when every rank says so, whatever became of it meanwhile."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from radixlink_contracts import Outcome
+from radixlink_linker import LinkerSettings
+
+if TYPE_CHECKING:
+    from tests.integration.linker.conftest import MakeReplica, Rank, Replica
+
+TOKENS = range(1, 9)
+"""Four pages."""
+
+both = pytest.mark.parametrize("num_ranks", [1, 2])
+
+
+def stored(rank: Rank) -> dict[int, bool]:
+    """Of each node with tokens: is it stored?"""
+    return {node.node_id: node.stored for node in rank.tree._nodes.values() if node.tokens}
+
+
+def pending(replica: Replica) -> list[int | None]:
+    return [
+        node.pending_operation
+        for rank in replica.ranks
+        for node in rank.tree._nodes.values()
+        if node.tokens
+    ]
+
+
+@both
+def test_a_node_is_stored_once_every_rank_has_stored_it(
+    make_replica: MakeReplica, num_ranks: int
+) -> None:
+    replica = make_replica(num_ranks, by_hand=True)
+    replica.compute(TOKENS)
+    (operation,) = replica.ranks[0].by_hand.started
+    assert set(pending(replica)) == {operation}
+    assert replica.evict() == 0
+    for rank in replica.ranks:
+        assert replica.step().num_offloads_stored == 0
+        rank.by_hand.run(operation)
+    assert replica.step().num_offloads_stored == 1
+    for rank in replica.ranks:
+        assert stored(rank) == {1: True}
+    assert replica.evict() == 8
+
+
+@both
+@pytest.mark.parametrize("success", [False, True])
+def test_a_split_in_between_is_followed(
+    make_replica: MakeReplica, num_ranks: int, *, success: bool
+) -> None:
+    replica = make_replica(num_ranks, by_hand=True)
+    replica.compute(TOKENS)
+    (operation,) = replica.ranks[0].by_hand.started
+    # A fork in the middle: its own part is another offload.
+    fork = [*TOKENS[:4], 11, 12]
+    replica.compute(fork)
+    assert pending(replica).count(operation) == 2 * num_ranks
+    assert replica.evict() == 0
+    for rank in replica.ranks:
+        if success:
+            rank.by_hand.run(operation)
+        else:
+            rank.by_hand.complete(operation, Outcome.FAILED)
+    report = replica.step()
+    assert (report.num_offloads_stored, report.num_offloads_failed) == (success, not success)
+    for rank in replica.ranks:
+        halves = [
+            node.stored
+            for node in rank.tree._nodes.values()
+            if node.tokens and node.pending_operation is None
+        ]
+        assert halves == [success, success]
+    replica.settle()
+    if success:
+        replica.compute(TOKENS)
+        assert replica.ranks[0].cache.num_outstanding == 0
+
+
+@both
+def test_the_halves_of_a_failed_offload_are_offered_again(
+    make_replica: MakeReplica, num_ranks: int
+) -> None:
+    replica = make_replica(num_ranks, by_hand=True)
+    replica.compute(TOKENS)
+    (operation,) = replica.ranks[0].by_hand.started
+    assert replica.ranks[0].device_pages(TOKENS[:4]) == 2
+    replica.alike(lambda rank: rank.device_pages(TOKENS[:4]))
+    for rank in replica.ranks:
+        rank.by_hand.complete(operation, Outcome.FAILED)
+    assert replica.step().num_offloads_failed == 1
+    replica.compute(TOKENS)
+    assert replica.settle().num_offloads_stored == 2
+    assert replica.alike(lambda rank: rank.stored_pages(TOKENS)) == 4
+
+
+@both
+@pytest.mark.parametrize("fault", ["refusing", "raising"])
+def test_a_refused_or_raising_offload_stays_eligible(
+    make_replica: MakeReplica, num_ranks: int, fault: str
+) -> None:
+    replica = make_replica(num_ranks, by_hand=True)
+    faults = getattr(replica.ranks[-1].by_hand, fault)
+    faults.add("offload")
+    replica.compute(TOKENS)
+    assert replica.settle().num_offloads_failed == 1
+    assert set(pending(replica)) == {None}
+    for rank in replica.ranks:
+        rank.check_idle()
+    faults.clear()
+    replica.compute(TOKENS)
+    assert replica.settle().num_offloads_stored == 1
+
+
+@both
+def test_a_node_waits_for_its_threshold(make_replica: MakeReplica, num_ranks: int) -> None:
+    replica = make_replica(num_ranks, by_hand=True, settings=LinkerSettings(backup_threshold=3))
+    for expected in (0, 0, 1):
+        replica.compute(TOKENS)
+        assert replica.ranks[0].cache.num_outstanding == expected
+
+
+@both
+def test_a_store_that_is_full_is_a_failure_and_no_loop(
+    make_replica: MakeReplica, num_ranks: int
+) -> None:
+    replica = make_replica(num_ranks)
+    rank = replica.ranks[-1]
+    rank.store.unwelcome.add(rank.page_keys(TOKENS)[2])
+    replica.compute(TOKENS)
+    assert replica.settle().num_offloads_failed == 1
+    assert rank.store.calls.count("put") == 1
+    # What was put is harmless: a lookup ends before the hole.
+    replica.evict()
+    assert replica.ask("a", TOKENS).host_hit_length == 4
+
+
+def test_a_chain_is_offered_from_the_root_down(make_replica: MakeReplica) -> None:
+    replica = make_replica(by_hand=True, settings=LinkerSettings(max_operations=2))
+    replica.compute(TOKENS[:2])
+    replica.settle()
+    (rank,) = replica.ranks
+    rank.by_hand.refusing.add("offload")
+    replica.compute(TOKENS[:4])
+    replica.compute(TOKENS[:6])
+    replica.settle()
+    rank.by_hand.refusing.clear()
+    # Two nodes wait and a third comes; two at a time, those above first.
+    replica.compute(TOKENS)
+    assert [len(held.transfers[0].keys) for held in rank.by_hand._held.values()] == [1, 1]
+    assert replica.settle().num_offloads_stored == 2
+    assert rank.stored_pages(TOKENS) == 3
+    replica.compute(TOKENS)
+    assert replica.settle().num_offloads_stored == 1
+    assert rank.stored_pages(TOKENS) == 4
+
+
+def test_an_offload_without_an_answer_fails_at_its_deadline(make_replica: MakeReplica) -> None:
+    replica = make_replica(2, by_hand=True)
+    replica.compute(TOKENS)
+    (operation,) = replica.ranks[0].by_hand.started
+    replica.ranks[0].by_hand.run(operation)
+    replica.clock.advance(30.0)
+    # The first thing that a rank said is what counts, so the one that was done said so in time.
+    assert replica.step().num_offloads_failed == 1
+    # Its slots stay locked until the other has let go of them.
+    assert replica.evict() == 0
+    replica.ranks[1].by_hand.run(operation)
+    assert replica.step().num_offloads_stored == 0
+    assert replica.evict() == 8
+    counters = replica.ranks[1].cache.counters
+    assert counters is not None
+    assert counters.late_completions == 1
+
+
+def test_an_evicted_and_restored_node_keeps_its_bytes_when_it_is_split_and_grown(
+    make_replica: MakeReplica,
+) -> None:
+    replica = make_replica(2)
+    replica.store(TOKENS)
+    replica.restore("a", TOKENS)
+    replica.compute([*TOKENS[:4], 11, 12, 13, 14])
+    replica.compute([*TOKENS, 9, 10])
+    assert replica.settle().num_offloads_stored == 2
+    replica.release("a")
+    replica.evict()
+    assert replica.restore("b", [*TOKENS, 9, 10]).landed == ("b",)
+    assert replica.restore("c", [*TOKENS[:4], 11, 12, 13, 14]).landed == ("c",)

@@ -1,0 +1,263 @@
+"""Reset, detach and close: afterwards nothing is locked, pending or leaked, however often."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from typing import TYPE_CHECKING
+
+import pytest
+
+from radixlink_contracts import (
+    Completion,
+    DecLockRefParams,
+    ExternalMatch,
+    Outcome,
+    StepReport,
+)
+from radixlink_contracts.errors import InvalidTransitionError
+from radixlink_linker import LinkerSettings
+
+if TYPE_CHECKING:
+    from tests.integration.linker.conftest import MakeReplica, Replica
+
+TOKENS = range(1, 9)
+"""Four pages."""
+
+both = pytest.mark.parametrize("num_ranks", [1, 2])
+
+
+def fill(replica: Replica) -> None:
+    """Have something of every kind outstanding."""
+    replica.store(TOKENS)
+    replica.store(range(21, 29))
+    replica.queue("queued", TOKENS)
+    replica.queue("started", range(21, 29))
+    replica.match("waits", TOKENS)
+    replica.launch()
+    replica.launch()
+    replica.compute(range(31, 35))
+    replica.compute(TOKENS[:2])
+    replica.match("asks", range(41, 49))
+
+
+@both
+def test_reset_with_everything_in_flight(make_replica: MakeReplica, num_ranks: int) -> None:
+    replica = make_replica(num_ranks, by_hand=True)
+    fill(replica)
+    old = [op for rank in replica.ranks for op in rank.by_hand.started]
+    assert len(old) == 4 * num_ranks
+    for _ in range(2):
+        replica.reset()
+        for rank in replica.ranks:
+            rank.check_idle()
+            assert rank.allocator.in_use == set()
+    # What an old transfer says now is of nothing that lives.
+    for rank in replica.ranks:
+        for op in old:
+            late = Completion(op=op, outcome=Outcome.LANDED, quiesced=True)
+            rank.by_hand._completed_loads.append(late)
+    replica.queue("anew", TOKENS)
+    assert replica.step() == StepReport()
+    for rank in replica.ranks:
+        assert rank.cache.counters is not None
+        assert rank.cache.counters.late_completions == 4 * num_ranks
+    replica.start()
+    assert replica.settle().landed == ("anew",)
+
+
+@both
+def test_reset_with_the_real_linker_at_work(make_replica: MakeReplica, num_ranks: int) -> None:
+    replica = make_replica(num_ranks)
+    replica.store(TOKENS)
+    replica.queue("a", TOKENS)
+    for rank in replica.ranks:
+        rank.store.hanging.add("read")
+    replica.start()
+    for rank in replica.ranks:
+        assert rank.store.waiting.wait(10)
+    replica.compute(range(31, 39))
+    # A store that hangs has no slots, so nobody waits for it.
+    replica.reset()
+    for rank in replica.ranks:
+        rank.check_idle()
+        rank.store.hanging.clear()
+        rank.store.gate.set()
+    replica.transfer()
+    assert replica.restore("b", TOKENS).landed == ("b",)
+    assert replica.match("b", TOKENS).device_prefix_len == 8
+
+
+def test_the_linker_is_reset_before_any_lock_is_released(
+    make_replica: MakeReplica, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replica = make_replica(by_hand=True)
+    fill(replica)
+    (rank,) = replica.ranks
+    calls = rank.by_hand.calls
+    release = rank.tree.dec_lock_ref
+
+    def watched(params: DecLockRefParams) -> None:
+        calls.append("unlock")
+        release(params)
+
+    monkeypatch.setattr(rank.tree, "dec_lock_ref", watched)
+    calls.clear()
+    replica.reset()
+    # Two loads and two offloads.
+    assert calls == ["reset", *["unlock"] * 4]
+
+
+@pytest.mark.parametrize("how", ["reset", "detach"])
+def test_every_ticket_is_decided_before_the_linker_is_reset(
+    make_replica: MakeReplica, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    replica = make_replica(by_hand=True)
+    fill(replica)
+    (rank,) = replica.ranks
+    tickets = [held.ticket for held in rank.by_hand._held.values()]
+    assert not any(ticket.decided for ticket in tickets)
+    seen: list[bool] = []
+    monkeypatch.setattr(
+        rank.by_hand, "reset", lambda: seen.extend(ticket.decided for ticket in tickets)
+    )
+    if how == "reset":
+        replica.reset()
+    else:
+        rank.cache.detach()
+    assert seen == [True] * 4
+    rank.by_hand._held.clear()
+    replica.ranks[0].slots.release_all()
+
+
+def test_a_reset_that_fails_gives_nothing_back_and_can_be_repeated(
+    make_replica: MakeReplica,
+) -> None:
+    replica = make_replica(by_hand=True)
+    replica.store(TOKENS)
+    replica.queue("a", TOKENS)
+    (rank,) = replica.ranks
+    rank.by_hand.raising.add("reset")
+    with pytest.raises(Exception, match="a fault that the test asked for"):
+        rank.cache.reset()
+    rank.check()
+    assert len(rank.allocator.in_use) == 8
+    rank.by_hand.raising.clear()
+    replica.reset()
+    rank.check_idle()
+
+
+@both
+def test_detach_drops_what_is_outstanding_and_keeps_the_tree(
+    make_replica: MakeReplica, num_ranks: int
+) -> None:
+    replica = make_replica(num_ranks, by_hand=True)
+    replica.compute(range(51, 55))
+    replica.settle()
+    fill(replica)
+    replica.compute(range(51, 55))
+    computed = [rank._live() for rank in replica.ranks]
+    for _ in range(2):
+        replica.alike(lambda rank: rank.cache.detach())
+        for rank in replica.ranks:
+            assert rank.cache.num_outstanding == 0
+            assert rank._live() == computed[rank.rank]
+            assert not rank.tree._receipts
+            assert rank.cache.counters is None
+            for node in rank.tree._nodes.values():
+                assert (node.stored, node.pending_operation) == (False, None)
+        replica.check()
+    replica.retire()
+    replica.retire()
+    calls = [len(rank.calls) for rank in replica.ranks]
+    assert replica.match("a", TOKENS).external is ExternalMatch.NOT_ASKED
+    replica.compute(range(61, 65))
+    for _ in range(130):
+        assert replica.step() == StepReport()
+    assert [len(rank.calls) for rank in replica.ranks] == calls
+
+
+@both
+def test_what_was_in_the_tree_takes_part_after_attaching_again(
+    make_replica: MakeReplica, num_ranks: int
+) -> None:
+    replica = make_replica(num_ranks, attach=False)
+    replica.compute(TOKENS)
+    replica.attach()
+    assert replica.alike(lambda rank: rank.cache.num_outstanding) == 0
+    replica.compute(TOKENS)
+    assert replica.settle().num_offloads_stored == 1
+    replica.alike(lambda rank: rank.cache.detach())
+    replica.attach()
+    replica.evict()
+    assert replica.restore("a", TOKENS).landed == ("a",)
+
+
+def test_ids_are_not_used_again_after_attaching_again(make_replica: MakeReplica) -> None:
+    replica = make_replica(2, by_hand=True)
+    replica.compute(TOKENS)
+    seen = set(replica.ranks[0].by_hand.started)
+    for again in ("detach", "reset"):
+        if again == "detach":
+            replica.alike(lambda rank: rank.cache.detach())
+            replica.attach()
+        else:
+            replica.reset()
+        replica.compute(TOKENS)
+        fresh = set(replica.ranks[0].by_hand.started)
+        assert len(fresh) == 1
+        assert not fresh & seen
+        seen |= fresh
+
+
+def test_a_second_linker_is_refused(make_replica: MakeReplica) -> None:
+    replica = make_replica()
+    with pytest.raises(InvalidTransitionError):
+        replica.attach()
+    replica.store(TOKENS)
+
+
+@both
+@pytest.mark.parametrize("by_hand", [False, True])
+def test_close_twice_with_everything_in_flight(
+    make_replica: MakeReplica, num_ranks: int, *, by_hand: bool
+) -> None:
+    replica = make_replica(num_ranks, by_hand=by_hand)
+    fill(replica)
+    for _ in range(2):
+        replica.alike(lambda rank: rank.cache.release_host_resources())
+        replica.check()
+        for rank in replica.ranks:
+            assert not rank.tree._receipts
+            assert rank.cache.num_outstanding == 0
+    if by_hand:
+        assert [rank.by_hand.calls.count("close") for rank in replica.ranks] == [1] * num_ranks
+    replica.retire()
+    replica.retire()
+    replica.reset()
+    replica.reset()
+
+
+def test_a_closed_cache_holds_no_linker(make_replica: MakeReplica) -> None:
+    replica = make_replica(by_hand=True)
+    fill(replica)
+    (rank,) = replica.ranks
+    wrapper = weakref.ref(rank.cache._wrapper)
+    rank.cache.release_host_resources()
+    replica.retire()
+    replica.retire()
+    gc.collect()
+    assert wrapper() is None
+
+
+def test_slots_retired_before_a_reset_are_free_after_it(make_replica: MakeReplica) -> None:
+    replica = make_replica(by_hand=True, settings=LinkerSettings(staged_percent=100))
+    replica.store(TOKENS)
+    replica.queue("a", TOKENS)
+    replica.launch()
+    replica.compute(TOKENS)
+    replica.settle()
+    assert replica.ranks[0].slots.num_retired == 8
+    replica.reset()
+    assert replica.ranks[0].slots.num_retired == 0
+    assert replica.ranks[0].allocator.in_use == set()
