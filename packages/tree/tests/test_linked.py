@@ -572,9 +572,19 @@ def test_digest_does_not_forget_a_divergence(make_rig: MakeRig) -> None:
     second.insert(8)
     for rig in (first, second):
         rig.insert(1, 2, 3, 4)
-        rig.apply(rig.tree.reset())
         rig.insert(1)
     assert first.tree.mutation_digest != second.tree.mutation_digest
+
+
+def test_reset_makes_replicas_that_diverged_equal_again(make_rig: MakeRig) -> None:
+    first, second = replicas(make_rig)
+    first.insert(7)
+    first.insert(7, 8)
+    second.insert(8)
+    for rig in (first, second):
+        rig.apply(rig.tree.reset())
+        rig.insert(1)
+    assert first.tree.mutation_digest == second.tree.mutation_digest
 
 
 def test_digest_is_the_same_for_equal_calls_whatever_slots_they_use(make_rig: MakeRig) -> None:
