@@ -1,0 +1,312 @@
+"""`MpiGroup`: ranks of an MPI job.
+
+Theory of operation: a group has two communicators that nobody else uses. The *control* communicator
+lives as long as the ranks do: marks travel on it by point to point, and `renew` duplicates it. The
+*frames* communicator carries the collectives of one epoch and is never used again after one of them
+failed.
+
+Rules of this file:
+
+1. Every collective is nonblocking and polled, so that it has a deadline: a short spin first (ranks
+   of a step come within microseconds of each other), then naps, which leave the core to whoever is
+   late.
+2. A rank that gives up leaves a mark with all others. They look for one before they enter a
+   collective and while they nap in it, so that all give up together, whenever each of them came.
+3. MPI may write to the buffers of an abandoned collective at any later time. So all buffers are
+   MPI's own memory (`Alloc_mem`), which outlives every Python object, and are given back only after
+   their collective ended.
+4. A communicator with an abandoned collective is not freed.
+
+Source: MPI-4.1 sections 6.12 (nonblocking collectives match in the order of their calls), 7.4.2
+(`MPI_Comm_idup`).
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Final, Self
+
+import attrs
+from mpi4py import MPI
+from typing_extensions import override
+
+from radixlink_comm._checked import (
+    WORD_BYTES,
+    CheckedGroup,
+    MarkKind,
+    deadline_after,
+    time_left,
+)
+from radixlink_comm._errand import Errands
+from radixlink_comm._health import LATE, CollectiveError, State, not_created
+from radixlink_contracts.errors import ContractError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+#: How long a wait spins before it naps.
+SPIN_S: Final = 100e-6
+
+#: The first nap and the longest; each is twice the one before.
+SHORT_NAP_S: Final = 20e-6
+LONG_NAP_S: Final = 1e-3
+
+#: Every epoch has a tag for each kind of mark, so that no mark is read in an epoch that it was not
+#: left in.
+TAGS_PER_EPOCH: Final = len(MarkKind)
+
+
+@attrs.frozen
+class _Duplicate:
+    """A communicator that is being duplicated: not to be used before the request ended."""
+
+    comm: MPI.Intracomm
+    request: MPI.Request
+
+    @classmethod
+    def of(cls, comm: MPI.Intracomm) -> Self:
+        """Begin: local."""
+        return cls(*comm.Idup())
+
+    def wait(self, deadline: float) -> MPI.Intracomm:
+        """The duplicate.
+
+        Raises:
+            CollectiveError: Not all ranks duplicate in time. It may be waited for again.
+            MPI.Exception: It failed.
+        """
+        try:
+            _wait(self.request, deadline, _see_nothing)
+        except CollectiveError:
+            # MPI writes the handle when the last rank comes.
+            _keep(self)
+            raise
+        # Errors as exceptions, not the end of the job.
+        self.comm.Set_errhandler(MPI.ERRORS_RETURN)
+        return self.comm
+
+
+class MpiGroup(CheckedGroup):
+    """One rank of a group of processes of an MPI job.
+
+    Without fault tolerance (`mpirun --with-ft ulfm`) MPI ends the whole job when a process dies;
+    with it, the others get an `AgreementError` that names the dead rank.
+
+    Thread: one at a time; MPI must be initialised for as many threads as the engine uses it from.
+    Cost: an `all_and` is one nonblocking allreduce, one probe and two copies of the words.
+    """
+
+    def __init__(self, control: MPI.Intracomm, frames: MPI.Intracomm, *, epoch: int = 0) -> None:
+        super().__init__(frames.Get_rank(), frames.Get_size(), epoch)
+        self._frames = frames
+        #: None when a renewed group has taken it over.
+        self._control: MPI.Intracomm | None = control
+        #: The words of the collective that goes on; all frames have one size, so it is allocated
+        #: once.
+        self._words = _Memory(0)
+        #: A renewal that not all ranks came to yet.
+        self._renewal: _Duplicate | None = None
+        #: The newest marks that were heard in this epoch, by kind and rank.
+        self._heard: dict[MarkKind, dict[int, str]] = {kind: {} for kind in MarkKind}
+
+    @classmethod
+    def create(cls, comm: MPI.Intracomm, timeout_s: float) -> Self:
+        """A group of the ranks of `comm`, of which it keeps duplicates only.
+
+        Raises:
+            AgreementError: Not all ranks took part in time. `comm` is then to be used for no other
+                collective.
+            ContractError: `timeout_s` is no time.
+
+        Ranks: all of `comm`, in the same order as its other collectives.
+        """
+        deadline = deadline_after("create", timeout_s)
+        rank, size = comm.Get_rank(), comm.Get_size()
+        try:
+            with _Errors():
+                return cls._over(_Duplicate.of(comm).wait(deadline), deadline)
+        except CollectiveError as error:
+            # Who came is not known: no mark travels on a communicator that is not ours.
+            error.known.update(dict.fromkeys(range(size), "not known"))
+            raise not_created(cls.__name__, timeout_s, error, rank, size) from error
+
+    @classmethod
+    def _over(cls, control: MPI.Intracomm, deadline: float) -> Self:
+        """A group that owns `control`."""
+        return cls(control, _Duplicate.of(control).wait(deadline))
+
+    @override
+    def _and(self, words: bytearray, deadline: float) -> None:
+        if self._words.size != len(words):
+            self._words.free()
+            self._words = _Memory(len(words))
+        memory = self._words
+        memory.view[:] = words
+        spec = (memory.buffer, len(words) // WORD_BYTES, MPI.UINT64_T)
+        with _Errors():
+            self._look_out()
+            request = self._frames.Iallreduce(MPI.IN_PLACE, spec, op=MPI.BAND)
+            _wait(request, deadline, self._look_out)
+        words[:] = memory.view
+
+    @override
+    def _subgroup(self, members: tuple[int, ...], deadline: float) -> Self:
+        # No split is nonblocking, so a thread blocks in it. All ranks just met: it takes long only
+        # if one stops now.
+        if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
+            raise ContractError("split: expected an MPI initialised with MPI_THREAD_MULTIPLE")
+        splitting = Errands().send(lambda: self._frames.Split(members[0], self._rank))
+        with _Errors():
+            control = splitting.result(time_left(deadline))
+            assert isinstance(control, MPI.Intracomm), control
+            control.Set_errhandler(MPI.ERRORS_RETURN)
+            return self._over(control, deadline)
+
+    @override
+    def _renewed(self, deadline: float) -> Self:
+        control = self._own_control()
+        with _Errors():
+            if self._renewal is None:
+                self._leave(MarkKind.RENEWING, self._mark(), {})
+                self._renewal = _Duplicate.of(control)
+            frames = self._renewal.wait(deadline)
+        self._control = None
+        return type(self)(control, frames, epoch=self._epoch + 1)
+
+    @override
+    def _marks(self, kind: MarkKind, mark: str, deadline: float) -> dict[int, str]:
+        heard = self._heard[kind]
+        lost: dict[int, str] = {}
+        self._leave(kind, mark, lost)
+        nap_s = SHORT_NAP_S
+        while True:
+            for other in range(self._size):
+                if other != self._rank and other not in lost:
+                    self._hear(kind, other, lost)
+            if len(heard | lost) == self._size or time.monotonic() >= deadline:
+                return heard | lost
+            time.sleep(nap_s)
+            nap_s = min(2 * nap_s, LONG_NAP_S)
+
+    @override
+    def _release(self) -> None:
+        if self._health.state is State.BROKEN:
+            return
+        self._words.free()
+        self._frames.Free()
+        if self._control is not None:
+            self._control.Free()
+
+    def _own_control(self) -> MPI.Intracomm:
+        assert self._control is not None, "a group that was renewed is closed"
+        return self._control
+
+    def _tag(self, kind: MarkKind) -> int:
+        return self._epoch * TAGS_PER_EPOCH + kind
+
+    def _look_out(self) -> None:
+        """Return if nobody gave up.
+
+        Raises:
+            CollectiveError: A rank left a mark that says so.
+            MPI.Exception: A rank's process ended.
+        """
+        if self._own_control().Iprobe(MPI.ANY_SOURCE, self._tag(MarkKind.FAILED)):
+            raise CollectiveError("another rank gave up")
+
+    def _leave(self, kind: MarkKind, mark: str, lost: dict[int, str]) -> None:
+        """Send a mark to all others, waiting for none; note whom it cannot reach."""
+        self._heard[kind][self._rank] = mark
+        encoded = mark.encode()
+        for other in range(self._size):
+            if other == self._rank:
+                continue
+            memory = _Memory(len(encoded))
+            memory.view[:] = encoded
+            try:
+                spec = (memory.buffer, len(encoded), MPI.BYTE)
+                sent = self._own_control().Isend(spec, other, self._tag(kind)).Test()
+            except MPI.Exception as error:
+                lost[other] = f"not reached: {error.Get_error_string()}"
+            else:
+                # What is not sent yet stays allocated: MPI still reads it.
+                if sent:
+                    memory.free()
+
+    def _hear(self, kind: MarkKind, source: int, lost: dict[int, str]) -> None:
+        """Take all marks of a rank that arrived; the newest counts."""
+        status = MPI.Status()
+        try:
+            while message := self._own_control().Improbe(source, self._tag(kind), status):
+                mark = bytearray(status.Get_count(MPI.BYTE))
+                message.Recv((mark, MPI.BYTE))
+                self._heard[kind][source] = mark.decode()
+        except MPI.Exception as error:
+            lost[source] = f"not reached: {error.Get_error_string()}"
+
+
+class _Memory:
+    """Memory that MPI allocated. Owns: it is given back by `free`, and only by it."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        # At least one word, so that there is an address.
+        self.buffer = MPI.Alloc_mem(max(size, WORD_BYTES))
+        self.view = self.buffer.cast("B")[:size]
+
+    def free(self) -> None:
+        """Give it back. Nothing may use it any more."""
+        self.view.release()
+        MPI.Free_mem(self.buffer)
+
+
+class _Errors:
+    """The one place where MPI's exceptions, and an errand's late end, become ours."""
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        match error:
+            case MPI.Exception():
+                raise CollectiveError(f"MPI failed: {error.Get_error_string()}") from error
+            case TimeoutError():
+                raise CollectiveError(LATE) from error
+            case _:
+                pass
+
+
+def _see_nothing() -> None:
+    """Stand in for a look-out where there is none."""
+
+
+def _wait(request: MPI.Request, deadline: float, look_out: Callable[[], None]) -> None:
+    """Return when a request has ended.
+
+    Args:
+        request: Of a nonblocking collective.
+        deadline: Until when.
+        look_out: Called between naps; raises if there is nothing to wait for any more.
+
+    Raises:
+        CollectiveError: It had not ended at the deadline; or what `look_out` raises.
+        MPI.Exception: It failed.
+    """
+    if request.Test():
+        return
+    spin_until = min(time.monotonic() + SPIN_S, deadline)
+    while time.monotonic() < spin_until:
+        if request.Test():
+            return
+    nap_s = SHORT_NAP_S
+    while not request.Test():
+        if time.monotonic() >= deadline:
+            raise CollectiveError(LATE)
+        look_out()
+        time.sleep(nap_s)
+        nap_s = min(2 * nap_s, LONG_NAP_S)
+
+
+def _keep(thing: object) -> None:
+    """Keep an object until MPI ends, which may still write to it."""
+    MPI.COMM_SELF.Set_attr(MPI.Comm.Create_keyval(), thing)
