@@ -411,7 +411,7 @@ class Rank:
         if wrapper is not None:
             operations = (*wrapper._operations.values(), *wrapper._written_off)
             receipts += [operation.receipt for operation in operations]
-            published = (request.published for request in wrapper._requests.values())
+            published = (request.published for request in wrapper._requests._requests.values())
             receipts += [receipt for receipt in published if receipt is not None]
         assert len({receipt.receipt_id for receipt in receipts}) == len(receipts)
         return {receipt.receipt_id for receipt in receipts}
@@ -588,7 +588,7 @@ class Replica:
             while rank.computing:
                 rank.end(rank.computing[0], insert=False)
             wrapper = rank.cache._wrapper
-            for request_id in list(wrapper._requests) if wrapper is not None else ():
+            for request_id in list(wrapper._requests._requests) if wrapper is not None else ():
                 rank.cache.release_aborted_request(request_id)
         if self.ranks[0].slots._launched > self.ranks[0].slots._processed:
             self.retire()

@@ -72,7 +72,7 @@ def test_an_abort_in_any_state_leaves_nothing(
     for rank in replica.ranks:
         rank.check_idle()
         assert rank.cache._wrapper is not None
-        assert not rank.cache._wrapper._requests
+        assert not rank.cache._wrapper._requests._requests
         assert rank.by_hand.queued == rank.by_hand.started == ()
     # Once started it is decided and committed like any other, for nobody.
     landed = state in {"started", "completing", "landed", "matched again"}

@@ -61,3 +61,5 @@ def main() -> None:
 
 
 main()
+# Open MPI's MPI_Finalize sometimes waits for the dead process without an end.
+os._exit(0)

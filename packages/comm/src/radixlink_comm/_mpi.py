@@ -90,7 +90,8 @@ class MpiGroup(CheckedGroup):
     """One rank of a group of processes of an MPI job.
 
     Without fault tolerance (`mpirun --with-ft ulfm`) MPI ends the whole job when a process dies;
-    with it, the others get an `AgreementError` that names the dead rank.
+    with it, the others get an `AgreementError` that names the dead rank. They should then leave by
+    `os._exit`: `MPI_Finalize` of Open MPI 5.0.11 sometimes waits for the dead one without an end.
 
     Thread: one at a time; MPI must be initialised for as many threads as the engine uses it from.
     Cost: an `all_and` is one nonblocking allreduce, one probe and two copies of the words.

@@ -19,20 +19,17 @@ Rules of the file:
 
 from __future__ import annotations
 
-from collections import deque
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Final
 
 import attrs
 
 from radixlink_contracts import (
     NOTHING_HAPPENED,
     ComponentType,
-    ExternalLinkerLoadPhase,
     ExternalMatch,
     IncLockRefParams,
     InsertOrigin,
     InsertParams,
-    LinkerTransferPhase,
     LoadMiss,
     LoadMode,
     LoadWaiting,
@@ -43,11 +40,12 @@ from radixlink_contracts import (
 )
 from radixlink_contracts.actions import BackupKV, FreeDeviceKV
 from radixlink_contracts.errors import ContractError
+from radixlink_linker._component_transfers import ComponentTransfers
 from radixlink_linker._counters import LinkerCounters
 from radixlink_linker._frame import Agenda
-from radixlink_linker._lookup import Lookup
 from radixlink_linker._operation import LoadOperation, OffloadOperation, Verdict
 from radixlink_linker._report import ReportBuilder
+from radixlink_linker._requests import RequestTable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -59,45 +57,23 @@ if TYPE_CHECKING:
         Clock,
         Completion,
         Executor,
-        IncLockRefResult,
         LinkedTreeCore,
         LinkerComponent,
         LoadBack,
         MatchResult,
-        Namespace,
         NodeId,
         OperationId,
-        PoolTransfer,
         RadixKey,
         RequestId,
         RequestKV,
         UnifiedCacheLinker,
     )
+    from radixlink_linker._lookup import Lookup
     from radixlink_linker._operation import Operation
     from radixlink_linker._ranks import FrameExchange
+    from radixlink_linker._requests import Request
     from radixlink_linker._settings import LinkerSettings
     from radixlink_linker._slots import DeviceSlots
-
-
-@attrs.define(kw_only=True, eq=False)
-class _Request:
-    """What is agreed about one request: replicated.
-
-    Attributes:
-        num_tokens: Length of the key that was matched; a match with another length asks anew.
-        lookup: The question, answered or not; None when no more is to be had.
-        answered: The lookup's mask is agreed.
-        load: Its own load that is not over.
-        num_stagings: Loads that were begun for it.
-        published: The lock on what was restored for it.
-    """
-
-    num_tokens: int
-    lookup: Lookup | None = None
-    answered: bool = False
-    load: LoadOperation | None = None
-    num_stagings: int = 0
-    published: IncLockRefResult | None = None
 
 
 _POOL_OF: Final = {
@@ -105,9 +81,6 @@ _POOL_OF: Final = {
     ComponentType.SWA: PoolName.SWA,
     ComponentType.MAMBA: PoolName.MAMBA,
 }
-
-_Page: TypeAlias = "tuple[Namespace, int, bytes]"
-"""A page by namespace, first token and tokens."""
 
 
 class UnifiedCacheLinkerWrapper:
@@ -141,28 +114,21 @@ class UnifiedCacheLinkerWrapper:
         self.counters = LinkerCounters()
         self._tree = tree
         self._slots = slots
-        self._components = tuple(components)
+        self._transfers = ComponentTransfers(components)
         self._frames = frames
         self._executor = executor
         self._clock = clock
         self._settings = settings
         #: Steps since attach or reset.
         self._step = 0
-        self._requests: dict[RequestId, _Request] = {}
-        #: Lookups that are not answered, oldest first.
-        self._lookups: list[Lookup] = []
+        self._requests = RequestTable(tree, settings)
         #: Operations that are not over, oldest first.
         self._operations: dict[OperationId, Operation] = {}
         #: Slots that loads hold.
         self._staged = 0
         #: Operations whose slots some rank never let go of.
         self._written_off: list[Operation] = []
-        #: The first page of loads that failed, and the step until which it counts as missing;
-        #: oldest first.
-        self._missing: dict[_Page, int] = {}
-        #: (step at which it ends, request, lock) of what was restored; oldest first.
-        self._publications: deque[tuple[int, RequestId, IncLockRefResult]] = deque()
-        kinds = [component.component_type for component in self._components]
+        kinds = [component.component_type for component in components]
         # What linkers can hold is local, so it is agreed before anything is refused because of it.
         frames.agree_on_settings(
             f"{settings.fingerprint} page_size={tree.page_size} slots={slots.allocator.size} "
@@ -180,7 +146,7 @@ class UnifiedCacheLinkerWrapper:
     @property
     def num_outstanding(self) -> int:
         """Lookups and operations that are not over."""
-        return len(self._lookups) + len(self._operations)
+        return len(self._requests.lookups) + len(self._operations)
 
     # -- match -------------------------------------------------------------------------------------
 
@@ -201,10 +167,11 @@ class UnifiedCacheLinkerWrapper:
         if other is not None:
             self._wait_for(other, request_id)
             return _answer(device, ExternalMatch.UNKNOWN, waiting_on=other.op)
-        if self._missing and self._page_at(key, start) in self._missing:
+        if self._requests.is_missing(key, start):
             return _answer(device, ExternalMatch.MISS)
         if request is None or request.num_tokens != len(key):
-            request = self._ask(key, request_id, device, request)
+            self._ask(key, request_id, device)
+            return _answer(device, ExternalMatch.UNKNOWN)
         if request.lookup is None:
             return _answer(device, ExternalMatch.MISS)
         if not request.answered:
@@ -214,42 +181,20 @@ class UnifiedCacheLinkerWrapper:
             return _answer(device, ExternalMatch.MISS)
         return _answer(device, ExternalMatch.HIT, host_hit_length=hit_end - start)
 
-    def _ask(
-        self,
-        key: RadixKey,
-        request_id: RequestId,
-        device: MatchResult,
-        before: _Request | None,
-    ) -> _Request:
+    def _ask(self, key: RadixKey, request_id: RequestId, device: MatchResult) -> None:
         """Submit the lookup of a request."""
-        if before is not None:
-            self._forget_lookup(before)
-        request = before or _Request(num_tokens=0)
-        request.num_tokens = len(key)
-        request.lookup = None
-        request.answered = False
-        self._requests[request_id] = request
-        start = device.device_prefix_len
-        lookup = Lookup(
-            request_id=request_id,
-            key=key,
-            start=start,
-            keys=self._tree.key_source(device.last_device_node, key, start),
-            deadline=self._clock.now() + self._settings.lookup_timeout_s,
-        )
-        request.lookup = lookup
-        self._lookups.append(lookup)
+        deadline = self._clock.now() + self._settings.lookup_timeout_s
+        lookup = self._requests.ask(key, request_id, device, deadline)
         self.counters.lookups += 1
         try:
             self._executor.submit(lambda: self._probe(lookup))
         except Exception as error:  # noqa: BLE001 -- an executor that refuses is this rank's miss
             lookup.fail(repr(error))
-        return request
 
     def _probe(self, lookup: Lookup) -> None:
         """Hash the tail and ask this rank's store. Thread: an executor's."""
         try:
-            transfers = self._transfers_for_lookup(lookup)
+            transfers = self._transfers.lookup(lookup.keys)
             if transfers is None:
                 lookup.fail("a component takes no part")
                 return
@@ -261,18 +206,6 @@ class UnifiedCacheLinkerWrapper:
             lookup.fail(f"expected an answer for {lookup.num_pages} pages, got {len(answer)}")
             return
         lookup.answer = answer
-
-    def _transfers_for_lookup(self, lookup: Lookup) -> list[PoolTransfer] | None:
-        """What every component asks for; None where one cannot take part."""
-        transfers: list[PoolTransfer] = []
-        for component in self._components:
-            transfer = component.build_external_linker_transfer(
-                LinkerTransferPhase.LOOKUP, None, lookup.keys
-            )
-            if transfer is None:
-                return None
-            transfers.append(transfer)
-        return transfers
 
     def _hit_end(self, lookup: Lookup) -> int:
         """Token behind the longest agreed prefix."""
@@ -297,12 +230,7 @@ class UnifiedCacheLinkerWrapper:
         """Tell a request when an operation ends; one that is new here is remembered for that."""
         if request_id not in operation.waiters:
             operation.waiters.append(request_id)
-        self._requests.setdefault(request_id, _Request(num_tokens=0))
-
-    def _page_at(self, key: RadixKey, start: int) -> _Page:
-        """What names a missing page: replicated, unlike its hash, which may not be computed yet."""
-        page = key.token_ids[start : start + self._tree.page_size].tobytes()
-        return (key.namespace, start, page)
+        self._requests.remember(request_id)
 
     # -- load --------------------------------------------------------------------------------------
 
@@ -326,13 +254,13 @@ class UnifiedCacheLinkerWrapper:
             if other is not None:
                 self._wait_for(other, request.request_id)
                 return LoadWaiting(operation_id=other.op)
-            if self._missing and self._page_at(key, start) in self._missing:
+            if self._requests.is_missing(key, start):
                 return LoadMiss(reason="its first page failed to load a moment ago")
         if entry.num_stagings >= self._settings.max_stagings:
             return LoadMiss(reason=f"it was staged {entry.num_stagings} times already")
         return self._begin_load(request, entry, device)
 
-    def _begin_load(self, request: RequestKV, entry: _Request, device: MatchResult) -> LoadBack:
+    def _begin_load(self, request: RequestKV, entry: Request, device: MatchResult) -> LoadBack:
         """Lock, allocate, mint, and hand the load to the linker."""
         lookup = entry.lookup
         assert lookup is not None
@@ -347,16 +275,10 @@ class UnifiedCacheLinkerWrapper:
         receipt = self._tree.inc_lock_ref(IncLockRefParams(node_id=device.last_device_node))
         keys = lookup.keys.span(skipped, fitting)
         end = lookup.start + fitting * page_size
-        transfers: list[PoolTransfer] = []
-        for component in self._components:
-            transfer = component.build_external_linker_transfer(
-                LinkerTransferPhase.LOAD, None, keys
-            )
-            if transfer is None:
-                self._abort(transfers, request, end)
-                self._tree.dec_lock_ref(receipt.to_dec_params())
-                return LoadMiss(reason=f"no room for {len(keys)} pages, all else is locked")
-            transfers.append(transfer)
+        transfers = self._transfers.load(keys, request, end)
+        if transfers is None:
+            self._tree.dec_lock_ref(receipt.to_dec_params())
+            return LoadMiss(reason=f"no room for {len(keys)} pages, all else is locked")
         operation = LoadOperation(
             self._frames.mint(),
             receipt,
@@ -365,27 +287,20 @@ class UnifiedCacheLinkerWrapper:
             key=request.key,
             start=start,
             end=end,
-            transfers=tuple(transfers),
+            transfers=transfers,
         )
         self._operations[operation.op] = operation
         self._staged += end - start
         entry.load = operation
         entry.num_stagings += 1
         try:
-            accepted = self.linker.load(operation.ticket, operation.transfers, LoadMode.STAGED)
+            accepted = self.linker.load(operation.ticket, transfers, LoadMode.STAGED)
         except Exception:  # noqa: BLE001 -- whatever a backend raises is this rank's verdict
             self.counters.backend_errors += 1
             accepted = False
         if not accepted:
             operation.note(Outcome.FAILED, quiesced=True)
-        for component, transfer in zip(self._components, operation.transfers, strict=True):
-            component.update_external_linker_load(
-                ExternalLinkerLoadPhase.PREPARE,
-                request=request,
-                full_transfer=operation.transfers[0],
-                transfer=transfer,
-                prefix_len=end,
-            )
+        self._transfers.prepare(transfers, request, end)
         return LoadWaiting(operation_id=operation.op)
 
     def _wait_for_room(self, request_id: RequestId, cap: int) -> LoadBack:
@@ -395,20 +310,6 @@ class UnifiedCacheLinkerWrapper:
                 self._wait_for(operation, request_id)
                 return LoadWaiting(operation_id=operation.op)
         return LoadMiss(reason=f"staged loads may hold {cap} tokens, less than a page of this one")
-
-    def _abort(
-        self, transfers: Sequence[PoolTransfer], request: RequestKV | None, end: int
-    ) -> None:
-        """Take back what components allocated, in reverse order."""
-        built = zip(self._components, transfers, strict=False)
-        for component, transfer in reversed(list(built)):
-            component.update_external_linker_load(
-                ExternalLinkerLoadPhase.ABORT,
-                request=request,
-                full_transfer=transfers[0],
-                transfer=transfer,
-                prefix_len=end,
-            )
 
     def start_loads(self) -> BatchIndex | None:
         """Start everything queued; see `PrefixCache.ready_to_load_host_cache`."""
@@ -458,14 +359,7 @@ class UnifiedCacheLinkerWrapper:
 
     def _offload_node(self, node_id: NodeId) -> None:
         """One node is one operation."""
-        view = self._tree.node(node_id)
-        transfers: list[PoolTransfer] = []
-        for component in self._components:
-            transfer = component.build_external_linker_transfer(
-                LinkerTransferPhase.OFFLOAD, view, None
-            )
-            if transfer is not None:
-                transfers.append(transfer)
+        transfers = self._transfers.offload(self._tree.node(node_id))
         if not transfers:
             return
         receipt = self._tree.inc_lock_ref(IncLockRefParams(node_id=node_id))
@@ -487,15 +381,14 @@ class UnifiedCacheLinkerWrapper:
         """Exchange a frame where there is need, and act on it; see `LinkedPrefixCache.step`."""
         self._frames.check()
         self._step += 1
-        if self._publications or self._missing:
-            self._expire()
+        self._requests.expire(self._step)
         if not self.num_outstanding and (
             self._frames.alone or self._step % self._settings.heartbeat_steps
         ):
             return NOTHING_HAPPENED
         now = self._clock.now()
         self._read_local_facts(now)
-        agenda = Agenda.of(list(self._operations.values()), self._lookups, self._settings)
+        agenda = Agenda.of(list(self._operations.values()), self._requests.lookups, self._settings)
         agreed = self._frames.exchange(agenda, self._facts(), now)
         self.counters.frames += 1
         report = ReportBuilder()
@@ -507,9 +400,8 @@ class UnifiedCacheLinkerWrapper:
             lookup.agreed_ready = ready
         for (lookup, _), words in zip(agenda.masks, agreed.masks, strict=True):
             if lookup.take(words):
-                self._lookups.remove(lookup)
+                self._requests.answered(lookup)
                 self.counters.lookup_errors += lookup.error is not None
-                self._requests[lookup.request_id].answered = True
                 report.ready.append(lookup.request_id)
         return report.build()
 
@@ -547,7 +439,7 @@ class UnifiedCacheLinkerWrapper:
         facts += [
             operation.op << 2 | operation.verdict.value for operation in self._operations.values()
         ]
-        facts += [lookup.num_pages for lookup in self._lookups]
+        facts += [lookup.num_pages for lookup in self._requests.lookups]
         return facts
 
     def _follow(
@@ -584,12 +476,10 @@ class UnifiedCacheLinkerWrapper:
                 # No start call need come any more.
                 self._fail_queued(operation)
             if not operation.cancelled:
-                page = self._page_at(operation.key, operation.start)
-                self._missing.pop(page, None)
-                self._missing[page] = self._step + self._settings.miss_steps
+                self._requests.mark_missing(operation.key, operation.start, self._step)
         if operation.request_id is not None:
             (report.landed if landed else report.failed).append(operation.request_id)
-            entry = self._requests[operation.request_id]
+            entry = self._requests.remember(operation.request_id)
             entry.load = None
             if not landed:
                 entry.lookup = None
@@ -630,35 +520,10 @@ class UnifiedCacheLinkerWrapper:
         self._tree.dec_lock_ref(anchor.to_dec_params())
         operation.receipt = receipt
         canonical = self._tree.path_indices(result.last_device_node)[start:end]
-        for component, transfer in zip(self._components, operation.transfers, strict=True):
-            component.update_external_linker_load(
-                ExternalLinkerLoadPhase.COMMIT,
-                request=None,
-                full_transfer=operation.transfers[0],
-                transfer=transfer,
-                prefix_len=end,
-                insert_result=result,
-                canonical_full=canonical,
-            )
-        self._publish(operation, result.last_device_node)
+        self._transfers.commit(operation.transfers, end, result, canonical)
+        if operation.request_id is not None:
+            self._requests.publish(operation.request_id, result.last_device_node, self._step)
         self.offload(offloads)
-
-    def _publish(self, operation: LoadOperation, end: NodeId) -> None:
-        """Keep a restored path for its request for some steps, so that it gets to match it."""
-        if operation.request_id is None:
-            return
-        entry = self._requests[operation.request_id]
-        self._unpublish(entry)
-        receipt = self._tree.inc_lock_ref(IncLockRefParams(node_id=end))
-        entry.published = receipt
-        until = self._step + self._settings.publish_lock_steps
-        self._publications.append((until, operation.request_id, receipt))
-
-    def _unpublish(self, entry: _Request) -> None:
-        """Release the lock on what was restored for a request."""
-        if entry.published is not None:
-            self._tree.dec_lock_ref(entry.published.to_dec_params())
-            entry.published = None
 
     def _decide_offload(self, operation: Operation, report: ReportBuilder) -> None:
         """The ranks agreed: the node is stored, or is as before."""
@@ -685,7 +550,7 @@ class UnifiedCacheLinkerWrapper:
                 for indices in operation.unadopted:
                     self._slots.retire(indices)
             else:
-                self._abort(operation.transfers, None, operation.end)
+                self._transfers.abort(operation.transfers, None, operation.end)
         self._tree.dec_lock_ref(operation.receipt.to_dec_params())
 
     def _write_off(self, operation: Operation) -> None:
@@ -698,31 +563,12 @@ class UnifiedCacheLinkerWrapper:
         if isinstance(operation, LoadOperation):
             self.counters.slots_written_off += operation.end - operation.start
 
-    def _expire(self) -> None:
-        """End the locks and the misses whose steps are over. Cost: O(those that are over)."""
-        while self._publications and self._publications[0][0] <= self._step:
-            _, request_id, receipt = self._publications.popleft()
-            entry = self._requests.get(request_id)
-            if entry is not None and entry.published is receipt:
-                self._unpublish(entry)
-        over = []
-        for page, until in self._missing.items():
-            if until > self._step:
-                break
-            over.append(page)
-        for page in over:
-            del self._missing[page]
-
     # -- the end of things -------------------------------------------------------------------------
 
     def release_request(self, request_id: RequestId) -> None:
         """Forget a request; see `PrefixCache.release_aborted_request`."""
-        entry = self._requests.pop(request_id, None)
-        if entry is None:
-            return
-        self._forget_lookup(entry)
-        self._unpublish(entry)
-        operation = entry.load
+        entry = self._requests.release(request_id)
+        operation = None if entry is None else entry.load
         if operation is None:
             return
         operation.request_id = None
@@ -730,12 +576,6 @@ class UnifiedCacheLinkerWrapper:
         if operation.queued and not waited_for:
             operation.cancelled = True
             self._fail_queued(operation)
-
-    def _forget_lookup(self, entry: _Request) -> None:
-        """Ask no more for a request; an answer that comes later is nobody's."""
-        if entry.lookup is not None and not entry.answered:
-            self._lookups.remove(entry.lookup)
-        entry.lookup = None
 
     def drop_everything(self) -> None:
         """End every operation and forget every request, without a frame.
@@ -750,12 +590,7 @@ class UnifiedCacheLinkerWrapper:
         for operation in self._operations.values():
             operation.ticket.decided = True
         self.linker.reset()
-        for entry in self._requests.values():
-            self._unpublish(entry)
         self._requests.clear()
-        self._lookups.clear()
-        self._missing.clear()
-        self._publications.clear()
         left = [*self._written_off, *self._operations.values()]
         self._written_off.clear()
         self._operations.clear()

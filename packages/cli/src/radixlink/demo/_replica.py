@@ -191,4 +191,8 @@ def _mpi_rank() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    exit_code = main(sys.argv[1:])
+    if sys.argv[2] == "mpi":
+        # After a rank was killed, MPI_Finalize sometimes waits for it without an end.
+        os._exit(exit_code)
+    sys.exit(exit_code)
