@@ -3,35 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
 
-import pytest
+if TYPE_CHECKING:
+    import subprocess
+    from collections.abc import Callable
 
-_TIMEOUT_S = 240.0
+    RunDemo: TypeAlias = Callable[..., subprocess.CompletedProcess[str]]
 
-
-@pytest.fixture(scope="module")
-def cache_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("cache")
-
-
-def demo(
-    *arguments: str, cache_dir: Path, cwd: Path, **environment: str
-) -> subprocess.CompletedProcess[str]:
-    """Run `radixlink demo` on the tiny model, with a deadline."""
-    command = [sys.executable, "-c", "import radixlink, sys; sys.exit(radixlink.main())", "demo"]
-    return subprocess.run(
-        [*command, "--model", "tiny", "--turns", "2", "--tokens", "4", *arguments],
-        cwd=cwd,
-        env={**os.environ, "XDG_CACHE_HOME": str(cache_dir), **environment},
-        capture_output=True,
-        text=True,
-        timeout=_TIMEOUT_S,
-        check=False,
-    )
+_SHORT = ("--model", "tiny", "--turns", "2", "--tokens", "4", "--store", "mpi")
 
 
 def shared_memory() -> set[str]:
@@ -39,10 +20,10 @@ def shared_memory() -> set[str]:
 
 
 def test_a_rank_that_is_killed_leaves_its_pages_to_the_other(
-    cache_dir: Path, tmp_path: Path
+    run_demo: RunDemo, tmp_path: Path
 ) -> None:
     before = shared_memory()
-    result = demo("--store", "mpi", cache_dir=cache_dir, cwd=tmp_path)
+    result = run_demo(*_SHORT)
     assert result.returncode == 0, result.stdout + result.stderr
     assert shared_memory() <= before
     report = json.loads((tmp_path / "build" / "demo-report.json").read_text())
@@ -59,14 +40,13 @@ def test_a_rank_that_is_killed_leaves_its_pages_to_the_other(
     assert ranks["computed_tokens_after_loss"][0] == ranks["computed_tokens_after_loss"][1]
 
 
-def test_too_few_slots_are_told_with_what_mpirun_said(cache_dir: Path, tmp_path: Path) -> None:
+def test_too_few_slots_are_told_with_what_mpirun_said(run_demo: RunDemo, tmp_path: Path) -> None:
     before = shared_memory()
     hosts = tmp_path / "hosts"
     hosts.write_text("localhost slots=1\n")
-    result = demo(
-        *("--store", "mpi", "--no-ranks"),
-        cache_dir=cache_dir,
-        cwd=tmp_path,
+    result = run_demo(
+        *_SHORT,
+        "--no-ranks",
         PRTE_MCA_rmaps_default_mapping_policy="slot",
         PRTE_MCA_prte_default_hostfile=str(hosts),
     )
