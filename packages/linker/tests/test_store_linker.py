@@ -67,6 +67,11 @@ class Pool(DevicePool):
 
     @property
     @override
+    def page_size(self) -> int:
+        return PAGE_SIZE
+
+    @property
+    @override
     def range_bytes(self) -> tuple[int, ...]:
         return RANGE_BYTES
 
@@ -300,7 +305,8 @@ def test_windows_and_states_are_stored_before_the_full_pages(world: World) -> No
     order: list[str] = []
     stores = {}
     for name in (PoolName.KV, PoolName.SWA, PoolName.MAMBA):
-        store = FaultyPageStore(InMemoryStoreFactory().open(LAYOUT))
+        layout = attrs.evolve(LAYOUT, pool=name)
+        store = FaultyPageStore(InMemoryStoreFactory().open(layout))
         store.calls = NamedCalls(name, order)
         stores[name] = store
     linker = StoreLinker(
@@ -631,7 +637,8 @@ def test_a_lookup_answers_every_length_up_to_the_first_hole(world: World) -> Non
 
 
 def test_a_lookup_in_several_pools_is_their_intersection(world: World) -> None:
-    other = FaultyPageStore(InMemoryStoreFactory().open(LAYOUT))
+    layout = attrs.evolve(LAYOUT, pool=PoolName.SWA)
+    other = FaultyPageStore(InMemoryStoreFactory().open(layout))
     linker = StoreLinker(
         pools={PoolName.KV: world.pool, PoolName.SWA: Pool(PoolName.SWA)},
         stores={PoolName.KV: world.store, PoolName.SWA: other},
@@ -639,7 +646,7 @@ def test_a_lookup_in_several_pools_is_their_intersection(world: World) -> None:
     )
     world.put(0, 5)
     keys = page_keys(range(5))
-    other.put(keys, page_parts(keys, LAYOUT))
+    other.put(keys, page_parts(keys, layout))
     other.lost.update(page_keys([2]))
     transfers = [PoolTransfer(name=name, keys=keys) for name in (PoolName.KV, PoolName.SWA)]
     assert ask(linker, *transfers) == PageBits.of([0, 1], 5)
@@ -658,11 +665,16 @@ def test_a_lookup_that_it_cannot_answer_is_refused(world: World) -> None:
 def test_pools_and_stores_must_fit(world: World) -> None:
     with pytest.raises(ContractError, match="expected stores for"):
         StoreLinker(pools={PoolName.KV: world.pool}, stores={}, copier=world.copier)
-    narrow = InMemoryStoreFactory().open(attrs.evolve(LAYOUT, range_bytes=(3, 4)))
-    with pytest.raises(ContractError, match=r"layer ranges \(3, 5\).*got \(3, 4\)"):
-        StoreLinker(
-            pools={PoolName.KV: world.pool}, stores={PoolName.KV: narrow}, copier=world.copier
-        )
+    for layout in (
+        attrs.evolve(LAYOUT, range_bytes=(3, 4)),
+        attrs.evolve(LAYOUT, pool=PoolName.SWA),
+        attrs.evolve(LAYOUT, identity=attrs.evolve(LAYOUT.identity, page_size=99)),
+    ):
+        unfit = InMemoryStoreFactory().open(layout)
+        with pytest.raises(ContractError, match="expected a store of"):
+            StoreLinker(
+                pools={PoolName.KV: world.pool}, stores={PoolName.KV: unfit}, copier=world.copier
+            )
 
 
 def test_keys_are_hashed_by_the_thread_that_moves(world: World) -> None:

@@ -151,14 +151,39 @@ def test_a_chain_is_offered_from_the_root_down(make_replica: MakeReplica) -> Non
     replica.compute(TOKENS[:6])
     replica.settle()
     rank.by_hand.refusing.clear()
-    # Two nodes wait and a third comes; two at a time, those above first.
+    # Two nodes wait and a third comes; two at a time, those above first, the rest in its turn.
     replica.compute(TOKENS)
     assert [len(held.transfers[0].keys) for held in rank.by_hand._held.values()] == [1, 1]
-    assert replica.settle().num_offloads_stored == 2
-    assert rank.stored_pages(TOKENS) == 3
-    replica.compute(TOKENS)
-    assert replica.settle().num_offloads_stored == 1
+    assert rank.cache.num_outstanding == 3
+    assert replica.settle().num_offloads_stored == 3
     assert rank.stored_pages(TOKENS) == 4
+
+
+@both
+def test_what_is_over_the_cap_is_stored_in_its_turn(
+    make_replica: MakeReplica, num_ranks: int
+) -> None:
+    replica = make_replica(num_ranks, settings=LinkerSettings(max_operations=2))
+    starts = range(1, 40, 10)
+    for start in starts:
+        replica.compute(range(start, start + 4))
+    replica.settle()
+    for rank in replica.ranks:
+        assert all(rank.stored_pages(range(start, start + 4)) == 2 for start in starts)
+
+
+def test_what_is_evicted_before_its_turn_is_not_offered_any_more(
+    make_replica: MakeReplica,
+) -> None:
+    replica = make_replica(by_hand=True, settings=LinkerSettings(max_operations=1))
+    replica.compute(range(1, 5))
+    replica.compute(range(11, 15))
+    (rank,) = replica.ranks
+    # The first is locked by its offload; the second waits for its turn, and nothing holds it.
+    assert replica.evict() == 4
+    assert replica.settle().num_offloads_stored == 1
+    assert rank.stored_pages(range(1, 5)) == 2
+    assert rank.cache.num_outstanding == 0
 
 
 def test_an_offload_without_an_answer_fails_at_its_deadline(make_replica: MakeReplica) -> None:

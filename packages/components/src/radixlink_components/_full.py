@@ -9,8 +9,8 @@ which pages move and whose slots they are:
 | LOOKUP | the missing tail's | none | |
 | LOAD | the missing tail's | taken here, after eviction where they lack | see below |
 | PREPARE | as they were | as they were | |
-| COMMIT | those the tree adopted | those the tree adopted | the insert's `FreeDeviceKV`, for the
-rest | | ABORT | none | none | `release`, for all |
+| COMMIT | those the tree took | those the tree took | for the rest, the insert's `FreeDeviceKV` |
+| ABORT | none | none | `release`, for all |
 
 So each slot that LOAD took ends up in the tree, in one `FreeDeviceKV`, or in `release`; never in
 two of them. COMMIT frees nothing: to give back there what the tree did not take would free it

@@ -29,7 +29,7 @@ class PageBits:
     def __attrs_post_init__(self) -> None:
         """Refuse bits that belong to no page."""
         if self.count < 0 or self.mask < 0 or self.mask >> self.count:
-            msg = f"PageBits: expected a mask of {self.count} bits, got {self.mask:#x}"
+            msg = f"PageBits: expected a mask of {self.count} bits, 0 or more, got {self.mask:#x}"
             raise ContractError(msg)
 
     @classmethod
@@ -40,7 +40,7 @@ class PageBits:
     @classmethod
     def all(cls, count: int) -> PageBits:
         """Every page of `count`."""
-        return cls((1 << count) - 1, count)
+        return cls((1 << max(0, count)) - 1, count)
 
     @classmethod
     def of(cls, pages: Iterable[int], count: int) -> PageBits:

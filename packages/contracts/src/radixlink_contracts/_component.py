@@ -66,7 +66,8 @@ class LinkerComponent(Protocol):
 
         Args:
             phase: PREPARE, COMMIT or ABORT.
-            request: Whom it is for; None once nobody waits for it.
+            request: Whom it is for, with PREPARE. None with COMMIT and ABORT of a staged load: its request, if it is
+                still there, matches again by itself.
             full_transfer: The full component's transfer of the same load.
             transfer: This component's own.
             prefix_len: Tokens of the sequence up to the end of the load.

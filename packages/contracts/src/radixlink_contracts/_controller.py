@@ -98,8 +98,12 @@ class PrefixCache(Protocol):
         """Match a request; the first match with a request id also submits its external lookup.
 
         When: for each waiting request, before admission; again whenever `step` names it.
+        A request id names one sequence, which may grow; release it before it is used for another.
         Mutates: splits and recency only; allocates nothing, communicates nothing. Twice without a `step` between
             gives the same answer.
+
+        Raises:
+            AgreementError: The replica has failed; only `reset` helps.
         """
         ...
 
@@ -139,6 +143,9 @@ class PrefixCache(Protocol):
 
         When: at admission of a request whose match said HIT, instead of computing.
         Mutates: evicts and allocates; takes a lock first. A miss leaves everything else as it was.
+
+        Raises:
+            AgreementError: The replica has failed; only `reset` helps.
         """
         ...
 
@@ -146,6 +153,9 @@ class PrefixCache(Protocol):
         """Start all queued loads.
 
         When: once an iteration, after admission and before the batch is launched; it counts as a launch.
+
+        Raises:
+            AgreementError: The replica has failed; only `reset` helps.
         """
         ...
 
@@ -159,7 +169,13 @@ class PrefixCache(Protocol):
     def reset(self) -> None:
         """Drop every operation, node and slot; afterwards nothing is locked, pending or leaked. Idempotent.
 
+        The slots that requests of the engine hold stay theirs, and the receipts it holds are void.
+
         When: no forward runs. The only way on after an `AgreementError`.
+
+        Raises:
+            AgreementError: Not all ranks reset in time.
+            TransferError: A transfer here could not be ended; nothing is given back; call it again.
         """
         ...
 
@@ -226,7 +242,11 @@ class LinkedPrefixCache(PrefixCache, Protocol):
         ...
 
     def detach(self) -> None:
-        """Take the linker off: what is outstanding is dropped, the tree stays. Idempotent."""
+        """Take the linker off: what is outstanding is dropped, the tree stays. Idempotent.
+
+        Raises:
+            TransferError: A transfer here could not be ended; nothing is given back; call it again.
+        """
         ...
 
 

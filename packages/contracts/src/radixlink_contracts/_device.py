@@ -109,6 +109,11 @@ class DevicePool(Protocol):
         ...
 
     @property
+    def page_size(self) -> int:
+        """Tokens of a page."""
+        ...
+
+    @property
     def range_bytes(self) -> tuple[int, ...]:
         """Bytes of a page in each layer range. Equal to the `PoolLayout.range_bytes` of its store."""
         ...

@@ -30,7 +30,7 @@ class RequestKV(Protocol):
 
     @property
     def kv_allocated_len(self) -> int:
-        """Tokens that the request has slots for."""
+        """Tokens that the request has slots for (provisional: of use with layer-wise loads)."""
         ...
 
     def evicted_floor(self, component: ComponentType) -> int:
@@ -38,7 +38,7 @@ class RequestKV(Protocol):
         ...
 
     def repoint(self, start: int, indices: torch.Tensor) -> None:
-        """From token `start` on the request's KV lives in these slots.
+        """From token `start` on the request's KV lives in these slots (provisional: with layer-wise loads).
 
         Args:
             start: Token.

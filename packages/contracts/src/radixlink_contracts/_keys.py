@@ -115,7 +115,7 @@ class PageKeys:
         return tuple(digest.hex() for digest in self)
 
     def span(self, start: int, stop: int) -> PageKeys:
-        """The keys of pages [start, stop)."""
+        """The keys of pages [start, stop), as many as there are, as in a slice."""
         return PageKeys(self.data[start * PAGE_KEY_BYTES : stop * PAGE_KEY_BYTES])
 
     def resolve(self) -> Self:

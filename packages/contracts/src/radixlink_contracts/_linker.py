@@ -165,7 +165,11 @@ class UnifiedCacheLinker(Protocol):
         ...
 
     def reset(self) -> None:
-        """Drop what is queued and every completion; return when no transfer touches device memory. Idempotent."""
+        """Drop what is queued and every completion; return when no transfer touches device memory. Idempotent.
+
+        Raises:
+            TransferTimeoutError: A copy did not end in time; it is the last of its operation.
+        """
         ...
 
     def close(self) -> None:

@@ -189,8 +189,9 @@ class UnifiedRadixCache(LinkedPrefixCache):
     @override
     def ready_to_load_host_cache(self) -> BatchIndex | None:
         """Start the queued loads; see `PrefixCache.ready_to_load_host_cache`."""
+        batch = None if self._wrapper is None else self._wrapper.start_loads()
         self._slots.batch_launched()
-        return None if self._wrapper is None else self._wrapper.start_loads()
+        return batch
 
     @override
     def batch_retired(self, num_batches: int) -> None:
@@ -230,8 +231,10 @@ class UnifiedRadixCache(LinkedPrefixCache):
         """Detach and close the linker; see `PrefixCache.release_host_resources`."""
         if self._wrapper is not None:
             linker = self._wrapper.linker
-            self.detach()
-            linker.close()
+            try:
+                self.detach()
+            finally:
+                linker.close()
 
     def _apply(self, actions: Sequence[CacheAction]) -> list[NodeId]:
         """Carry actions out, in their order.

@@ -22,6 +22,7 @@ class LinkerCounters:
         late_completions: Completions that came after this rank had already given its verdict.
         slots_written_off: Slots that are not handed out before `reset`, because a rank never let go
             of them.
+        last_error: What the last of the two kinds of errors said, for people.
     """
 
     frames: int = 0
@@ -34,3 +35,4 @@ class LinkerCounters:
     backend_errors: int = 0
     late_completions: int = 0
     slots_written_off: int = 0
+    last_error: str = ""

@@ -29,7 +29,7 @@ class ThreadExecutor(Executor):
     """Threads of this process, which end with it: a task that hangs keeps no process alive."""
 
     def __init__(
-        self, *, num_threads: int = 1, name: str = "radixlink-lookup", close_timeout_s: float = 30.0
+        self, *, num_threads: int = 1, name: str = "radixlink-lookup", close_timeout_s: float = 5.0
     ) -> None:
         """Start with no thread; they all start with the first task.
 

@@ -69,6 +69,7 @@ class StoreLinkerSettings:
         staging_bytes: How much one thread moves at a time.
         lease_s: Seconds for which the store is asked to keep the pages of a load.
         copy_timeout_s: Seconds after which an operation whose copy has not ended counts as failed.
+        close_timeout_s: Seconds that `close` waits for a store that is in a call.
         quiesce_timeout_s: Seconds that `reset` waits for the copy that runs, and `close` for the
             thread.
     """
@@ -76,6 +77,7 @@ class StoreLinkerSettings:
     staging_bytes: int = 16 << 20
     lease_s: float = 10.0
     copy_timeout_s: float = 10.0
+    close_timeout_s: float = 5.0
     quiesce_timeout_s: float = 30.0
 
     def __attrs_post_init__(self) -> None:
@@ -152,16 +154,19 @@ class StoreLinker(UnifiedCacheLinker):
             settings: How to work.
 
         Raises:
-            ContractError: A pool has no store, or one of other layer ranges.
+            ContractError: A pool has no store, or one of another pool, page size or layer ranges.
         """
         if pools.keys() != stores.keys():
             msg = f"StoreLinker: expected stores for {sorted(pools)}, got {sorted(stores)}"
             raise ContractError(msg)
         for name, pool in pools.items():
-            if pool.range_bytes != stores[name].layout.range_bytes:
+            layout = stores[name].layout
+            expected = (name, pool.page_size, pool.range_bytes)
+            got = (layout.pool, layout.identity.page_size, layout.range_bytes)
+            if expected != got:
                 msg = (
-                    f"StoreLinker: expected a store of layer ranges {pool.range_bytes} for pool "
-                    f"{name}, got {stores[name].layout.range_bytes}"
+                    "StoreLinker: expected a store of (pool, page size, layer ranges) "
+                    f"{expected}, got {got}"
                 )
                 raise ContractError(msg)
         self._pools = dict(pools)
@@ -340,13 +345,16 @@ class StoreLinker(UnifiedCacheLinker):
         A store that hangs in a call is left behind with the thread: it has no slots any more.
         """
         with self._changed:
+            closed_before = self._closed
             self._closed = True
+        if closed_before:
+            return
         self.reset()
         with self._changed:
             self._changed.notify_all()
             thread = self._thread
         if thread is not None:
-            thread.join(self._settings.quiesce_timeout_s)
+            thread.join(self._settings.close_timeout_s)
         self._staging = None
 
     def _let_go(self) -> None:

@@ -39,7 +39,7 @@ from radixlink_contracts import (
     StepReport,
 )
 from radixlink_contracts.actions import BackupKV, FreeDeviceKV
-from radixlink_contracts.errors import ContractError
+from radixlink_contracts.errors import ContractError, StaleHandleError
 from radixlink_linker._component_transfers import ComponentTransfers
 from radixlink_linker._counters import LinkerCounters
 from radixlink_linker._frame import Agenda
@@ -66,6 +66,7 @@ if TYPE_CHECKING:
         RadixKey,
         RequestId,
         RequestKV,
+        TreeNodeView,
         UnifiedCacheLinker,
     )
     from radixlink_linker._lookup import Lookup
@@ -124,6 +125,8 @@ class UnifiedCacheLinkerWrapper:
         self._requests = RequestTable(tree, settings)
         #: Operations that are not over, oldest first.
         self._operations: dict[OperationId, Operation] = {}
+        #: Nodes whose offload waits for the cap of operations, oldest first.
+        self._due: dict[NodeId, None] = {}
         #: Slots that loads hold.
         self._staged = 0
         #: Operations whose slots some rank never let go of.
@@ -145,8 +148,8 @@ class UnifiedCacheLinkerWrapper:
 
     @property
     def num_outstanding(self) -> int:
-        """Lookups and operations that are not over."""
-        return len(self._requests.lookups) + len(self._operations)
+        """Lookups, operations and offloads to come that are not over."""
+        return len(self._requests.lookups) + len(self._operations) + len(self._due)
 
     # -- match -------------------------------------------------------------------------------------
 
@@ -295,8 +298,8 @@ class UnifiedCacheLinkerWrapper:
         entry.num_stagings += 1
         try:
             accepted = self.linker.load(operation.ticket, transfers, LoadMode.STAGED)
-        except Exception:  # noqa: BLE001 -- whatever a backend raises is this rank's verdict
-            self.counters.backend_errors += 1
+        except Exception as error:  # noqa: BLE001 -- whatever a backend raises is this rank's verdict
+            self._count_error(error)
             accepted = False
         if not accepted:
             operation.note(Outcome.FAILED, quiesced=True)
@@ -325,8 +328,8 @@ class UnifiedCacheLinkerWrapper:
             operation.queued = False
         try:
             return self.linker.start_layer_wise_loading()
-        except Exception:  # noqa: BLE001 -- whatever a backend raises is this rank's verdict
-            self.counters.backend_errors += 1
+        except Exception as error:  # noqa: BLE001 -- whatever a backend raises is this rank's verdict
+            self._count_error(error)
             for operation in queued:
                 self._fail_queued(operation)
             return None
@@ -339,27 +342,35 @@ class UnifiedCacheLinkerWrapper:
         operation.queued = False
         try:
             cancelled = self.linker.cancel_queued_load(operation.op)
-        except Exception:  # noqa: BLE001 -- whatever a backend raises is this rank's verdict
-            self.counters.backend_errors += 1
+        except Exception as error:  # noqa: BLE001 -- whatever a backend raises is this rank's verdict
+            self._count_error(error)
             cancelled = False
         operation.note(Outcome.FAILED, quiesced=cancelled)
 
     # -- offload -----------------------------------------------------------------------------------
 
     def offload(self, node_ids: Sequence[NodeId]) -> None:
-        """Start the offload of nodes, root first.
-
-        What is over the cap of operations stays eligible for its next insert.
-        """
+        """Offload nodes, root first; what is over the cap of operations waits for its turn."""
         self._frames.check()
-        for node_id in node_ids:
-            if len(self._operations) >= self._settings.max_operations:
-                return
-            self._offload_node(node_id)
+        self._due.update(dict.fromkeys(node_ids))
+        self._start_offloads()
 
-    def _offload_node(self, node_id: NodeId) -> None:
+    def _start_offloads(self) -> None:
+        """Start what is due, as far as the cap allows; what was evicted meanwhile is due no more."""
+        while self._due and len(self._operations) < self._settings.max_operations:
+            node_id = next(iter(self._due))
+            del self._due[node_id]
+            try:
+                node = self._tree.node(node_id)
+            except StaleHandleError:
+                continue
+            if not node.stored and node.pending_operation is None:
+                self._offload_node(node)
+
+    def _offload_node(self, node: TreeNodeView) -> None:
         """One node is one operation."""
-        transfers = self._transfers.offload(self._tree.node(node_id))
+        node_id = node.node_id
+        transfers = self._transfers.offload(node)
         if not transfers:
             return
         receipt = self._tree.inc_lock_ref(IncLockRefParams(node_id=node_id))
@@ -369,8 +380,8 @@ class UnifiedCacheLinkerWrapper:
         self._tree.mark_offload_pending(node_id, operation.op)
         try:
             accepted = self.linker.offload(operation.ticket, transfers)
-        except Exception:  # noqa: BLE001 -- whatever a backend raises is this rank's verdict
-            self.counters.backend_errors += 1
+        except Exception as error:  # noqa: BLE001 -- whatever a backend raises is this rank's verdict
+            self._count_error(error)
             accepted = False
         if not accepted:
             operation.note(Outcome.FAILED, quiesced=True)
@@ -401,9 +412,17 @@ class UnifiedCacheLinkerWrapper:
         for (lookup, _), words in zip(agenda.masks, agreed.masks, strict=True):
             if lookup.take(words):
                 self._requests.answered(lookup)
-                self.counters.lookup_errors += lookup.error is not None
+                if lookup.error is not None:
+                    self.counters.lookup_errors += 1
+                    self.counters.last_error = f"lookup of {lookup.request_id}: {lookup.error}"
                 report.ready.append(lookup.request_id)
+        self._start_offloads()
         return report.build()
+
+    def _count_error(self, error: Exception) -> None:
+        """Remember what a backend raised, by its text: an exception would keep its frames alive."""
+        self.counters.backend_errors += 1
+        self.counters.last_error = repr(error)
 
     def _read_local_facts(self, now: float) -> None:
         """Take in what this rank's linker has completed and what is late, once for each frame."""
@@ -412,8 +431,8 @@ class UnifiedCacheLinkerWrapper:
                 self._note(self.linker.pop_completed_load())
             for _ in range(self.linker.num_completed_offloads()):
                 self._note(self.linker.pop_completed_offload())
-        except Exception:  # noqa: BLE001 -- the deadlines turn what is missing into failures
-            self.counters.backend_errors += 1
+        except Exception as error:  # noqa: BLE001 -- the deadlines turn what is missing into failures
+            self._count_error(error)
         for operation in self._operations.values():
             if now >= operation.deadline:
                 operation.give_up()
@@ -435,6 +454,7 @@ class UnifiedCacheLinkerWrapper:
             self._slots.num_retired,
             self._staged,
             len(self._operations),
+            len(self._due),
         ]
         facts += [
             operation.op << 2 | operation.verdict.value for operation in self._operations.values()
@@ -594,6 +614,7 @@ class UnifiedCacheLinkerWrapper:
         left = [*self._written_off, *self._operations.values()]
         self._written_off.clear()
         self._operations.clear()
+        self._due.clear()
         self._staged = 0
         self._step = 0
         for operation in reversed(left):

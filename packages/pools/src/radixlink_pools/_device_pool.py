@@ -98,6 +98,7 @@ class DevicePoolEntry(DevicePool):
         return self._range_bytes
 
     @property
+    @override
     def page_size(self) -> int:
         """Slots of a page."""
         return self._page_size
