@@ -10,6 +10,8 @@ from radixlink_pools._copiers import CompletedFence, CpuCopier
 from radixlink_pools._cuda_copier import CudaCopier, CudaFence
 from radixlink_pools._device_pool import DevicePoolEntry, DevicePoolGroup, byte_rows
 from radixlink_pools._paged_allocator import PagedAllocator
+from radixlink_pools._paired_allocator import FullSwaAllocator
+from radixlink_pools._state_allocator import StateSlotAllocator
 
 __all__ = [
     "CompletedFence",
@@ -18,6 +20,8 @@ __all__ = [
     "CudaFence",
     "DevicePoolEntry",
     "DevicePoolGroup",
+    "FullSwaAllocator",
     "PagedAllocator",
+    "StateSlotAllocator",
     "byte_rows",
 ]

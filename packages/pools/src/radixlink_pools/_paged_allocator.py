@@ -24,7 +24,7 @@ out first.
 from __future__ import annotations
 
 import ctypes
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import torch
 from typing_extensions import override
@@ -33,8 +33,16 @@ from radixlink_contracts import SlotAllocator
 from radixlink_contracts.errors import ContractError
 from radixlink_pools._tally import MAX_PAGES, Tallies
 
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
 #: Bytes of an index.
 _WORD: Final = 8
+
+
+def _parts(pages: torch.Tensor) -> Iterator[torch.Tensor]:
+    """The pages in parts that one tally can count."""
+    return (pages[start : start + MAX_PAGES] for start in range(0, pages.numel(), MAX_PAGES))
 
 
 class PagedAllocator(SlotAllocator):
@@ -139,7 +147,7 @@ class PagedAllocator(SlotAllocator):
         if num_pages <= MAX_PAGES:
             self._count_used(pages, num_pages)
         else:
-            for part in pages.split(MAX_PAGES):
+            for part in _parts(pages):
                 self._count_used(part, part.numel())
         self._head = end
         slots = pages if self._page_size == 1 else self._slots_of(pages)
@@ -165,9 +173,7 @@ class PagedAllocator(SlotAllocator):
         if num_pages <= MAX_PAGES:
             accepted = self._count_free(pages, num_pages)
         else:
-            accepted = all(
-                self._count_free(part, part.numel()) for part in pages.split(MAX_PAGES)
-            )
+            accepted = all(self._count_free(part, part.numel()) for part in _parts(pages))
         if not accepted:
             self._count_stack()
             raise ContractError(self._refusal(pages, "free"))
