@@ -148,14 +148,23 @@ def test_free_takes_slices_that_are_not_contiguous() -> None:
 
 
 @pytest.mark.parametrize("named", [1 << 16, (1 << 16) + 1])
-@pytest.mark.parametrize("slot", [0, 1])
+@pytest.mark.parametrize("slot", [0, 99_999])
 def test_a_page_named_so_often_that_its_count_comes_round_is_refused(slot: int, named: int) -> None:
-    allocator = PagedAllocator(4, 1)
-    take(allocator, 1)
+    """Slot 0 is in use, the last one free; enough are in use for a call of this length."""
+    allocator = PagedAllocator(100_000, 1)
+    taken = take(allocator, 99_999)
     with pytest.raises(ContractError, match=r"twice|is free"):
         allocator.free(torch.full((named,), slot))
-    allocator.free(slots(0))
-    assert drain(allocator) == [0, 1, 2, 3]
+    allocator.free(taken)
+    assert allocator.available_size == 100_000
+
+
+def test_more_pages_than_are_in_use_are_refused() -> None:
+    allocator = PagedAllocator(4, 1)
+    take(allocator, 2)
+    with pytest.raises(ContractError, match="slot 0 twice"):
+        allocator.free(slots(0, 1, 0))
+    assert drain(allocator) == [2, 3]
 
 
 def test_more_pages_than_one_tally_counts_go_out_and_come_back() -> None:

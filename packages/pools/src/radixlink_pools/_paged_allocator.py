@@ -170,6 +170,9 @@ class PagedAllocator(SlotAllocator):
         num_pages = pages.numel()
         if not num_pages:
             return
+        if num_pages > self._head:
+            # More than are in use, so one is wrong; and there would be no room in the stack.
+            raise ContractError(self._refusal(pages, "free"))
         if num_pages <= MAX_PAGES:
             accepted = self._count_free(pages, num_pages)
         else:
@@ -177,7 +180,7 @@ class PagedAllocator(SlotAllocator):
         if not accepted:
             self._count_stack()
             raise ContractError(self._refusal(pages, "free"))
-        # There is room: the counts have just shown these pages to be distinct and not in the stack.
+        # Nothing may follow but what cannot fail.
         self._head -= num_pages
         ctypes.memmove(
             self._stack_address + self._head * _WORD, pages.data_ptr(), num_pages * _WORD
