@@ -217,7 +217,7 @@ class PagedAllocator(SlotAllocator):
     def _count_used(self, pages: torch.Tensor, num_pages: int) -> None:
         """Count pages of the stack as in use. Shape: (num_pages,) int64, at most MAX_PAGES."""
         if num_pages:
-            self._free_counts.index_add_(0, pages, self._tallies.of(num_pages).minus_ones)
+            self._free_counts.index_add_(0, pages, self._tallies[num_pages].minus_ones)
 
     def _count_free(self, pages: torch.Tensor, num_pages: int) -> bool:
         """Count pages as free that are not in the stack yet.
@@ -229,7 +229,7 @@ class PagedAllocator(SlotAllocator):
         Returns:
             True when they are distinct pages in use; otherwise the counts mean nothing any more.
         """
-        counts, tally = self._free_counts, self._tallies.of(num_pages)
+        counts, tally = self._free_counts, self._tallies[num_pages]
         try:
             counts.index_add_(0, pages, tally.ones)
             torch.index_select(counts, 0, pages, out=tally.seen)

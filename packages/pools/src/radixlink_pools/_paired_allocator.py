@@ -8,7 +8,7 @@ only for the last window, so full slots outlive their window slots. Rules of thi
    looked for in a free list, and freeing it cannot fail.
 2. Whatever may be refused is checked before the first change: the free of the full side refuses by
    itself and comes first; a mapping is checked on both sides.
-3. A window slot is given back in one place, `_free_swa`, and that parts its pair.
+3. A window slot is given back in one place, `_free_pairs`, and that parts its pair.
 4. A full slot goes back alone only if it has no partner: else a window slot would stay in use that
    nothing names.
 
@@ -203,7 +203,8 @@ class FullSwaAllocator(PairedAllocator):
         """
         indices = indices.cpu()
         self._full.free(indices)
-        self._free_swa(self._partners(self._swa_of, indices))
+        full, swa = self._paired(self._swa_of, indices)
+        self._free_pairs(full, swa)
 
     @override
     def map_full_to_swa(self, full_indices: torch.Tensor, swa_indices: torch.Tensor) -> None:
@@ -228,8 +229,10 @@ class FullSwaAllocator(PairedAllocator):
             raise ContractError(msg)
         self._full.check_in_use(full)
         self._swa.check_in_use(swa)
-        self._full_of.index_fill_(0, self._partners(self._swa_of, full), NO_PARTNER)
-        self._set_swa_of(self._partners(self._full_of, swa), NO_PARTNER)
+        _, left_swa = self._paired(self._swa_of, full)
+        _, left_full = self._paired(self._full_of, swa)
+        self._full_of.index_fill_(0, left_swa, NO_PARTNER)
+        self._set_swa_of(left_full, NO_PARTNER)
         self._pair(full, swa)
 
     @override
@@ -275,9 +278,9 @@ class FullSwaAllocator(PairedAllocator):
         """
         full = full_indices.cpu()
         self._full.check_in_use(full)
-        partners = self._partners(self._swa_of, full)
-        self._free_swa(partners)
-        return partners.numel()
+        full, swa = self._paired(self._swa_of, full)
+        self._free_pairs(full, swa)
+        return swa.numel()
 
     def clear(self) -> None:
         """Take every page of both back and part all pairs: for a reset, when nobody uses a slot.
@@ -309,22 +312,33 @@ class FullSwaAllocator(PairedAllocator):
         self._full.free(full)
 
     def _free_swa(self, swa: torch.Tensor) -> None:
-        """Give back window slots and part their pairs.
+        """Give back window slots, with or without partners.
 
         Raises:
             ContractError: They are no distinct pages in use. Nothing is freed then.
         """
+        self._swa.check_in_use(swa)
+        _, full = self._paired(self._full_of, swa)
+        self._free_pairs(full, swa)
+
+    def _free_pairs(self, full: torch.Tensor, swa: torch.Tensor) -> None:
+        """Give back window slots and part their pairs.
+
+        Args:
+            full: The full slots beside them, as far as there are any. Shape: (at most n,) int64.
+            swa: Distinct pages in use. Shape: (n,) int64.
+        """
         self._swa.free(swa)
-        self._set_swa_of(self._partners(self._full_of, swa), NO_PARTNER)
         self._full_of.index_fill_(0, swa, NO_PARTNER)
+        self._set_swa_of(full, NO_PARTNER)
 
     @staticmethod
-    def _partners(table: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
-        """The partners of those slots that have one. Shape: (at most n,) int64."""
+    def _paired(table: torch.Tensor, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Those slots that have a partner, and the partners. Shape of both: (at most n,) int64."""
         partners = table.index_select(0, slots)
         paired = partners != NO_PARTNER
         # Mostly all or none are: a mask costs more than looking.
-        return partners if paired.all() else partners[paired]
+        return (slots, partners) if paired.all() else (slots[paired], partners[paired])
 
     def _pair(self, full: torch.Tensor, swa: torch.Tensor) -> None:
         """Write pairs of slots that are in none."""

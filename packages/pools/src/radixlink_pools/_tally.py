@@ -45,18 +45,15 @@ class Tally:
         return self._seen_bytes == self._expected
 
 
-class Tallies:
-    """The tallies of the lengths that were asked for of late."""
+class Tallies(dict[int, Tally]):
+    """The tallies of the lengths that were asked for of late, by number of pages.
 
-    def __init__(self) -> None:
-        """Start with none."""
-        self._by_length: Final[dict[int, Tally]] = {}
+    A dict that makes what it lacks, so that what it has costs no call.
+    """
 
-    def of(self, num_pages: int) -> Tally:
-        """The tally for 1..MAX_PAGES pages."""
-        tally = self._by_length.get(num_pages)
-        if tally is None:
-            if len(self._by_length) == _MAX_LENGTHS:
-                self._by_length.clear()
-            tally = self._by_length[num_pages] = Tally(num_pages)
+    def __missing__(self, num_pages: int) -> Tally:
+        """Make the tally for 1..MAX_PAGES pages."""
+        if len(self) == _MAX_LENGTHS:
+            self.clear()
+        tally = self[num_pages] = Tally(num_pages)
         return tally
