@@ -27,11 +27,13 @@ from radixlink_contracts import (
     PageKeys,
     PageKeySource,
     PageStore,
+    PairedAllocator,
     PoolName,
     PoolTransfer,
     PoolTransferResult,
     RankGroup,
     SlotAllocator,
+    StateAllocator,
     StoreFactory,
     TreeNodeView,
     UnifiedCacheLinker,
@@ -53,7 +55,14 @@ if TYPE_CHECKING:
         RequestKV,
     )
     from radixlink_contracts.actions import CacheAction
-    from radixlink_pools import CpuCopier, CudaCopier, DevicePoolEntry, PagedAllocator
+    from radixlink_pools import (
+        CpuCopier,
+        CudaCopier,
+        DevicePoolEntry,
+        FullSwaAllocator,
+        PagedAllocator,
+        StateSlotAllocator,
+    )
 
 
 @attrs.define
@@ -275,7 +284,9 @@ class ListAllocator(NoSlots):
         return list(range(num_tokens))
 
 
-def allocators(fits: NoSlots, paged: PagedAllocator) -> None:
+def allocators(
+    fits: NoSlots, paged: PagedAllocator, pair: FullSwaAllocator, states: StateSlotAllocator
+) -> None:
     """What deals out slots; the caller must look whether it got some."""
     allocator: SlotAllocator = fits
     allocator = paged
@@ -283,6 +294,14 @@ def allocators(fits: NoSlots, paged: PagedAllocator) -> None:
     assert_type(slots, torch.Tensor | None)
     allocator.free(slots)  # type: ignore[arg-type]
     allocator.free([1, 2])  # type: ignore[arg-type]
+    paired: PairedAllocator = pair
+    allocator = paired
+    assert_type(paired.swa, SlotAllocator)
+    paired = paged  # type: ignore[assignment]
+    state: StateAllocator = states
+    slot = state.alloc()
+    assert_type(slot, int | None)
+    state.free(slot)  # type: ignore[arg-type]
 
 
 class Bystander:

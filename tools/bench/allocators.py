@@ -1,7 +1,8 @@
-"""How long a page allocator takes for one segment of tokens, by the size of its pool.
+"""How long an allocator takes for one segment of tokens, by the size of its pool.
 
 Half of each pool is in use, in segments freed and taken again in random order, so that the free
-list is as mixed as after hours of service. One thread; median and 90th percentile of each call.
+list is as mixed as after hours of service. `token` and `page` deal out one pool, `pair` a full pool
+with window slots beside it. One thread; median and 90th percentile of each call.
 
     python tools/bench/allocators.py
 """
@@ -11,11 +12,14 @@ from __future__ import annotations
 import random
 import statistics
 import time
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import torch
 
-from radixlink_pools import PagedAllocator
+from radixlink_pools import FullSwaAllocator, PagedAllocator
+
+if TYPE_CHECKING:
+    from radixlink_contracts import SlotAllocator
 
 SEGMENT_TOKENS: Final = 512
 NUM_SLOTS: Final = (64 << 10, 1 << 20)
@@ -25,9 +29,8 @@ ROUNDS: Final = 4000
 CHURN_TOKENS: Final = (16, 48, 112, 512, 1040)
 
 
-def churned(num_slots: int, page_size: int, rng: random.Random) -> PagedAllocator:
-    """Return an allocator that is half full and has a mixed free list."""
-    allocator = PagedAllocator(num_slots // page_size, page_size)
+def churned(allocator: SlotAllocator, num_slots: int, rng: random.Random) -> None:
+    """Leave an allocator half full and with a mixed free list."""
     pieces: list[torch.Tensor] = []
     for _ in range(2):
         while (piece := allocator.alloc(rng.choice(CHURN_TOKENS))) is not None:
@@ -35,13 +38,12 @@ def churned(num_slots: int, page_size: int, rng: random.Random) -> PagedAllocato
         rng.shuffle(pieces)
         while allocator.available_size < num_slots // 2:
             allocator.free(pieces.pop())
-    return allocator
 
 
-def measure(num_slots: int, page_size: int) -> tuple[list[float], list[float]]:
+def measure(allocator: SlotAllocator, num_slots: int) -> tuple[list[float], list[float]]:
     """Return the microseconds of each alloc and of each free of one segment."""
     rng = random.Random(0)  # noqa: S311 -- repeatable, not secret
-    allocator = churned(num_slots, page_size, rng)
+    churned(allocator, num_slots, rng)
     held: list[torch.Tensor] = []
     while len(held) < num_slots // 4 // SEGMENT_TOKENS:
         segment = allocator.alloc(SEGMENT_TOKENS)
@@ -70,11 +72,20 @@ def main() -> None:
     )
     for num_slots in NUM_SLOTS:
         for page_size in PAGE_SIZES:
-            cells = [
-                f"{statistics.median(times):6.2f} ({statistics.quantiles(times, n=10)[8]:6.2f})"
-                for times in measure(num_slots, page_size)
-            ]
-            print(f"{num_slots:8} slots, page {page_size:2}: alloc {cells[0]}  free {cells[1]}")
+            num_pages = num_slots // page_size
+            allocators: dict[str, SlotAllocator] = {
+                "page" if page_size > 1 else "token": PagedAllocator(num_pages, page_size),
+                "pair": FullSwaAllocator(num_pages, num_pages, page_size),
+            }
+            for name, allocator in allocators.items():
+                cells = [
+                    f"{statistics.median(times):6.2f} ({statistics.quantiles(times, n=10)[8]:6.2f})"
+                    for times in measure(allocator, num_slots)
+                ]
+                print(
+                    f"{num_slots:8} slots, page {page_size:2}, {name:5}: "
+                    f"alloc {cells[0]}  free {cells[1]}"
+                )
 
 
 if __name__ == "__main__":

@@ -49,7 +49,7 @@ def test_every_public_name_is_there_once() -> None:
 
 
 def test_names_that_stores_and_engines_keep_never_change() -> None:
-    assert [pool.value for pool in PoolName] == ["kv", "swa", "mamba"]
+    assert [pool.value for pool in PoolName] == ["kv", "swa", "mamba", "indexer", "draft"]
     assert [policy.value for policy in PoolHitPolicy] == ["all_pages", "trailing_pages"]
     assert [phase.value for phase in LinkerTransferPhase] == ["lookup", "load", "offload"]
     assert [phase.value for phase in ExternalLinkerLoadPhase] == ["prepare", "commit", "abort"]

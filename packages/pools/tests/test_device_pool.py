@@ -5,9 +5,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from radixlink_contracts import PageKeys, PoolName, PoolTransfer
+from radixlink_contracts import PageKeys, PoolName, PoolTransfer, Shard
 from radixlink_contracts.errors import ContractError
-from radixlink_pools import DevicePoolEntry, DevicePoolGroup, byte_rows
+from radixlink_pools import DevicePoolEntry, LayerBuffers
 
 NUM_PAGES, PAGE_SIZE = 4, 2
 
@@ -29,33 +29,6 @@ def transfer(
 def entry(*range_bytes: int, name: PoolName = PoolName.KV) -> DevicePoolEntry:
     rows = [torch.zeros(NUM_PAGES, width, dtype=torch.uint8) for width in range_bytes or (3, 5)]
     return DevicePoolEntry(name, rows, PAGE_SIZE)
-
-
-@pytest.mark.parametrize(
-    "dtype", [torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.uint8]
-)
-def test_byte_rows_are_the_same_memory(dtype: torch.dtype) -> None:
-    # Axes: page, keys or values, token, head, element.
-    pool = torch.arange(3 * 2 * 2 * 2 * 4).view(3, 2, 2, 2, 4).to(dtype)
-    rows = byte_rows(pool)
-    assert rows.shape == (3, 32 * pool.element_size())
-    assert rows.data_ptr() == pool.data_ptr()
-    rows[1].zero_()
-    assert not pool[1].any()
-    assert pool[2].all()
-
-
-def test_byte_rows_of_one_element_a_page() -> None:
-    assert byte_rows(torch.zeros(3, dtype=torch.int32)).shape == (3, 4)
-
-
-@pytest.mark.parametrize(
-    "tensor",
-    [torch.zeros(4, 6)[:, ::2], torch.zeros(4, 6).t(), torch.zeros(0, 4), torch.tensor(1.0)],
-)
-def test_byte_rows_refuses_what_it_would_have_to_copy(tensor: torch.Tensor) -> None:
-    with pytest.raises(ContractError, match="contiguous tensor of at least one page"):
-        byte_rows(tensor)
 
 
 def test_an_entry_tells_its_ranges() -> None:
@@ -154,33 +127,131 @@ def test_an_entry_refuses_pages_of_no_slots() -> None:
         DevicePoolEntry(PoolName.KV, [torch.zeros(4, 2, dtype=torch.uint8)], 0)
 
 
-def test_a_group_resolves_each_transfer_to_its_pool_in_order() -> None:
-    kv, swa = entry(), entry(name=PoolName.SWA)
-    group = DevicePoolGroup([kv, swa])
-    assert group.pools == {PoolName.KV, PoolName.SWA}
-    window, full = transfer(0, 1, name=PoolName.SWA), transfer(2, 3)
-    assert group.resolve([window, full]) == ((swa, window), (kv, full))
+def unpacked_entry() -> DevicePoolEntry:
+    """Case F1: K widths 3 and 5, V 7 and 11, 8 rows of a token, layers 0 and 2."""
+    widths = ((3, 5), (7, 11))
+    groups = [[torch.zeros(8, width, dtype=torch.uint8) for width in group] for group in widths]
+    buffers = LayerBuffers(groups=groups, layers=(0, 2))
+    return DevicePoolEntry.of_buffers(PoolName.KV, buffers, PAGE_SIZE, packed=False)
 
 
-def test_a_group_leaves_out_what_has_no_keys() -> None:
-    group = DevicePoolGroup([entry()])
-    assert group.resolve([PoolTransfer(name=PoolName.KV, keys=keys(0))]) == ()
-    assert group.resolve([]) == ()
+def test_an_unpacked_entry_has_an_object_for_each_group() -> None:
+    pool = unpacked_entry()
+    assert pool.range_bytes == (6, 10, 14, 22)
+    assert pool.page_rows(transfer(0, 1, 4, 5)).tolist() == [0, 2]
+    assert [stored.range_bytes for stored in pool.objects] == [(6, 10), (14, 22)]
+    pieces = pool.pieces_of(2)
+    assert [(piece.num_bytes, piece.offset) for piece in pieces] == [(10, 6), (22, 14)]
+    assert pool.pieces_of(1) == ()
+    for stored, piece in zip(pool.objects, pieces, strict=True):
+        assert stored.pieces_of(2)[0].offset == piece.offset
+        assert stored.page_rows(transfer(0, 1, 4, 5)).tolist() == [0, 2]
 
 
-def test_a_group_refuses_two_pools_of_one_name() -> None:
-    with pytest.raises(ContractError, match="two of kv"):
-        DevicePoolGroup([entry(), entry()])
+def test_an_object_of_an_unpacked_page_is_the_same_memory() -> None:
+    pool, index = unpacked_entry(), torch.tensor([1])
+    for layer_range, (place, piece) in enumerate(
+        (piece.stored_object, piece.layer_range) for piece in pool.layout.pieces
+    ):
+        whole = pool.region(layer_range, index).rows
+        part = pool.objects[place].region(piece, index).rows
+        assert (whole.data_ptr(), whole.shape) == (part.data_ptr(), part.shape)
 
 
-def test_a_group_of_nothing_is_refused() -> None:
-    with pytest.raises(ContractError, match="at least one pool"):
-        DevicePoolGroup([])
+def test_a_packed_entry_is_its_own_object() -> None:
+    pool = entry(3, 5)
+    assert pool.objects == (pool,)
+    assert [piece.offset for piece in pool.layout.pieces] == [0, 3]
+    assert pool.pieces_of(1)[0].layer_range == 1
 
 
-def test_a_group_refuses_transfers_it_cannot_tell_apart_or_place() -> None:
-    group = DevicePoolGroup([entry()])
-    with pytest.raises(ContractError, match="one transfer for each pool"):
-        group.resolve([transfer(0, 1), transfer(2, 3)])
-    with pytest.raises(ContractError, match="got mamba"):
-        group.resolve([transfer(0, 1, name=PoolName.MAMBA)])
+@pytest.mark.parametrize(
+    ("slots", "message"),
+    [
+        ((0,), "multiple of page_size"),
+        ((1, 2), "aligned contiguous"),
+        ((0, 2), "aligned contiguous"),
+        ((8, 9), "exceeds"),
+    ],
+)
+def test_slots_that_are_no_pages_are_refused_by_every_object(
+    slots: tuple[int, ...], message: str
+) -> None:
+    """Case F2."""
+    pool = unpacked_entry()
+    for stored in (pool, *pool.objects):
+        with pytest.raises(ContractError, match=message):
+            stored.page_rows(transfer(*slots, num_keys=1))
+
+
+@pytest.mark.parametrize(
+    ("layers", "object_sizes", "message"),
+    [
+        ([0], None, "a layer for each of 2"),
+        ([0, -1], None, "a layer for each of 2"),
+        (None, [1], "share out 2 ranges"),
+        (None, [1, 2], "share out 2 ranges"),
+    ],
+)
+def test_an_entry_refuses_layers_and_objects_that_do_not_fit(
+    layers: list[int] | None, object_sizes: list[int] | None, message: str
+) -> None:
+    rows = [torch.zeros(NUM_PAGES, 3, dtype=torch.uint8)] * 2
+    with pytest.raises(ContractError, match=message):
+        DevicePoolEntry(PoolName.KV, rows, PAGE_SIZE, layers=layers, object_sizes=object_sizes)
+
+
+def test_tokens_of_another_number_of_pages_are_refused() -> None:
+    groups = [[torch.zeros(8, 3)], [torch.zeros(6, 3)]]
+    with pytest.raises(ContractError, match="expected 4 pages on cpu in range 1, got 3"):
+        DevicePoolEntry.of_buffers(PoolName.KV, LayerBuffers(groups=groups), PAGE_SIZE)
+
+
+def test_a_replicated_entry_is_one_shard() -> None:
+    rows = [torch.zeros(NUM_PAGES, 3, dtype=torch.uint8)]
+    assert DevicePoolEntry(PoolName.KV, rows, 2).shard(1, 2) == Shard(index=1, count=2)
+    replicated = DevicePoolEntry(PoolName.KV, rows, 2, replicated=True)
+    assert replicated.shard(1, 2) == Shard()
+    with pytest.raises(ContractError, match=r"an index in 0\.\.1"):
+        replicated.shard(2, 2)
+
+
+def states() -> tuple[DevicePoolEntry, list[torch.Tensor]]:
+    """Four state slots of two layers: a convolution's and a recurrence's."""
+    generator = torch.Generator().manual_seed(3)
+    conv = [torch.randn(4, 3, 4, generator=generator).bfloat16() for _ in range(2)]
+    recurrent = [torch.randn(4, 2, 5, generator=generator) for _ in range(2)]
+    buffers = LayerBuffers(groups=(conv, recurrent), rows_are_pages=True)
+    return DevicePoolEntry.of_buffers(PoolName.MAMBA, buffers, 1), [*conv, *recurrent]
+
+
+def test_a_request_gets_its_own_copy_of_a_state() -> None:
+    """Case J4: equal content in its own slot, and the tree's slot unchanged."""
+    pool, tensors = states()
+    before = [tensor.clone() for tensor in tensors]
+    pool.copy_pages(torch.tensor([2, 2]), torch.tensor([0, 3]))
+    for tensor, was in zip(tensors, before, strict=True):
+        assert torch.equal(tensor, was[[2, 1, 2, 2]])
+
+
+@pytest.mark.parametrize(
+    ("source", "target"),
+    [([0], [1, 2]), ([0, 1], [2]), ([0, 1], [2, 2]), ([0], [0]), ([0], [4]), ([-1], [0])],
+)
+def test_a_copy_that_is_none_is_refused_and_changes_nothing(
+    source: list[int], target: list[int]
+) -> None:
+    pool, tensors = states()
+    before = [tensor.clone() for tensor in tensors]
+    with pytest.raises(ContractError, match=r"copy pages in 0\.\.3 to as many others"):
+        pool.copy_pages(torch.tensor(source), torch.tensor(target))
+    assert all(torch.equal(*pair) for pair in zip(tensors, before, strict=True))
+
+
+def test_a_state_is_one_key_and_one_slot() -> None:
+    """Case J10."""
+    pool, _ = states()
+    one = transfer(3, num_keys=1, name=PoolName.MAMBA)
+    assert pool.page_rows(one).tolist() == [3]
+    # Conv states first, then recurrent ones: a layer needs one of each.
+    assert [piece.num_bytes for piece in pool.pieces_of(1)] == [24, 40]

@@ -147,6 +147,70 @@ def test_free_takes_slices_that_are_not_contiguous() -> None:
     assert drain(allocator) == [0, 2, 4, 6]
 
 
+@pytest.mark.parametrize("named", [1 << 16, (1 << 16) + 1])
+@pytest.mark.parametrize("slot", [0, 99_999])
+def test_a_page_named_so_often_that_its_count_comes_round_is_refused(slot: int, named: int) -> None:
+    """Slot 0 is in use, the last one free; enough are in use for a call of this length."""
+    allocator = PagedAllocator(100_000, 1)
+    taken = take(allocator, 99_999)
+    with pytest.raises(ContractError, match=r"twice|is free"):
+        allocator.free(torch.full((named,), slot))
+    allocator.free(taken)
+    assert allocator.available_size == 100_000
+
+
+def test_more_pages_than_are_in_use_are_refused() -> None:
+    allocator = PagedAllocator(4, 1)
+    take(allocator, 2)
+    with pytest.raises(ContractError, match="slot 0 twice"):
+        allocator.free(slots(0, 1, 0))
+    assert drain(allocator) == [2, 3]
+
+
+def test_more_pages_than_one_tally_counts_go_out_and_come_back() -> None:
+    num_pages = (1 << 17) + 5
+    allocator = PagedAllocator(num_pages, 1)
+    everything = take(allocator, num_pages)
+    assert torch.equal(everything, torch.arange(num_pages))
+    # The last names a page of the first part again.
+    again = everything.clone()
+    again[-1] = 0
+    with pytest.raises(ContractError, match="that of slot 0 twice"):
+        allocator.free(again)
+    assert allocator.available_size == 0
+    allocator.free(everything)
+    assert torch.equal(take(allocator, num_pages), everything)
+
+
+def test_calls_of_many_lengths_are_counted_alike() -> None:
+    allocator = PagedAllocator(200, 1)
+    for length in [*range(1, 60), *range(1, 60)]:
+        taken = take(allocator, length)
+        with pytest.raises(ContractError, match="twice"):
+            allocator.free(torch.cat([taken, taken[:1]]))
+        allocator.free(taken)
+    assert drain(allocator) == list(range(200))
+
+
+@pytest.mark.parametrize("page_size", [1, 2])
+def test_check_in_use_says_what_free_would_say_and_frees_nothing(page_size: int) -> None:
+    allocator = PagedAllocator(4, page_size)
+    taken = take(allocator, 2 * page_size)
+    allocator.check_in_use(taken)
+    allocator.check_in_use(slots())
+    for bad, message in (
+        (torch.cat([taken, taken]), "twice"),
+        (taken + 2 * page_size, "is free"),
+        (taken + 4 * page_size, "exceeds the pool"),
+        (taken - 4 * page_size, "exceeds the pool"),
+        (taken.to(torch.int32), "int64"),
+    ):
+        with pytest.raises(ContractError, match=message):
+            allocator.check_in_use(bad)
+    assert allocator.available_size == 2 * page_size
+    allocator.free(taken)
+
+
 @pytest.mark.parametrize("page_size", [1, 2])
 def test_clear_takes_every_page_back(page_size: int) -> None:
     allocator = PagedAllocator(4, page_size, first_page=1)

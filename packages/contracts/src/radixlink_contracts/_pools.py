@@ -17,11 +17,19 @@ class ComponentType(enum.IntEnum):
 
 
 class PoolName(enum.StrEnum):
-    """A physical pool that pages are stored for. The value is part of a store's identity and never changes."""
+    """A physical pool that pages are stored for. The value is part of a store's identity and never changes.
+
+    A component's transfer names one of the first three; the others are sidecars, which hold more for the same pages and
+    borrow their indices from one of the three.
+    """
 
     KV = "kv"
     SWA = "swa"
     MAMBA = "mamba"
+    #: Keys of a sparse-attention indexer, beside KV.
+    INDEXER = "indexer"
+    #: KV of a draft model, beside the target's.
+    DRAFT = "draft"
 
 
 class PoolHitPolicy(enum.StrEnum):

@@ -1,8 +1,4 @@
-"""`DevicePoolEntry` and `DevicePoolGroup`: an engine's pools as rows of bytes, by name.
-
-An engine keeps its pools typed and shaped as its kernels want them. What a store moves is one row
-of bytes for each page and layer range; `byte_rows` shows an engine's tensor so, without a copy.
-"""
+"""`DevicePoolEntry`: one physical pool of an engine as rows of bytes, and where they are stored."""
 
 from __future__ import annotations
 
@@ -11,53 +7,58 @@ from typing import TYPE_CHECKING, Final
 import torch
 from typing_extensions import override
 
-from radixlink_contracts import ByteRegion, DevicePool, PoolName, PoolTransfer
+from radixlink_contracts import ByteRegion, DevicePool, PoolName, PoolTransfer, Shard
 from radixlink_contracts.errors import ContractError
+from radixlink_pools._page_layout import PageLayout, Piece
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
-
-def byte_rows(tensor: torch.Tensor) -> torch.Tensor:
-    """The same memory as one row of bytes for each page.
-
-    Args:
-        tensor: One layer range of a pool, any dtype. Shape: (num_pages, ...), contiguous.
-
-    Returns:
-        Shape: (num_pages, bytes of a page) uint8.
-
-    Raises:
-        ContractError: The tensor is empty or not contiguous, so that there are no such rows
-            without a copy.
-    """
-    if tensor.ndim == 0 or not tensor.numel() or not tensor.is_contiguous():
-        msg = (
-            "byte_rows: expected a contiguous tensor of at least one page, "
-            f"got shape {tuple(tensor.shape)} with strides {tensor.stride()}"
-        )
-        raise ContractError(msg)
-    return tensor.detach().view(len(tensor), -1).view(torch.uint8)
+    from radixlink_pools._buffers import LayerBuffers
 
 
 class DevicePoolEntry(DevicePool):
     """One physical pool, a row of bytes for each page in each layer range.
 
+    Packed, which is the default, a page is one stored object, and this is a `DevicePool` for its
+    store. Unpacked, a page is several; each of `objects` then is a `DevicePool` for a store of its
+    own, and this shows all of their ranges in a row.
+
+    A sidecar has no transfers of its own: `source` names the transfer whose indices it borrows, and
+    `own_indices` makes its own of them (an indexer with slots elsewhere, for example).
+
     Thread: any; nothing here changes after construction.
     """
 
-    def __init__(self, name: PoolName, rows: Sequence[torch.Tensor], page_size: int) -> None:
+    def __init__(
+        self,
+        name: PoolName,
+        rows: Sequence[torch.Tensor],
+        page_size: int,
+        *,
+        layers: Sequence[int] | None = None,
+        object_sizes: Sequence[int] | None = None,
+        source: PoolName | None = None,
+        index_mapper: Callable[[torch.Tensor], torch.Tensor] | None = None,
+        replicated: bool = False,
+    ) -> None:
         """Take the rows as they are; they share memory with the engine's pool.
 
         Args:
             name: Which pool.
-            rows: One tensor for each layer range, in layer order, as `byte_rows` returns it.
+            rows: One tensor for each layer range, in stored order, as `byte_rows` returns it.
                 Shape of each: (num_pages, bytes of a page in this range) uint8.
             page_size: Slots of a page; 1 where a slot holds a whole page's state.
+            layers: The model's layer of each range. None: range i is of layer i.
+            object_sizes: How many ranges each stored object of a page takes. None: one takes all.
+            source: The transfer whose indices this pool takes. None: that of its own name.
+            index_mapper: Makes this pool's slots of the source's. Shape of both: (n,) int64; a page
+                of the one for a page of the other. None: they are the same.
+            replicated: Every rank holds the same bytes, so that they are stored once.
 
         Raises:
             ContractError: There are no rows, or they are no rows of bytes, or not as many in each
-                range.
+                range, or the other numbers do not fit them.
         """
         if not rows:
             msg = f"DevicePoolEntry {name}: expected layer ranges, got no storage buffers"
@@ -84,6 +85,53 @@ class DevicePoolEntry(DevicePool):
         self._num_pages: Final = len(rows[0])
         self._range_bytes: Final = tuple(tensor.shape[1] for tensor in rows)
         self._offsets: Final = torch.arange(page_size)
+        self._source: Final = name if source is None else source
+        self._index_mapper: Final = index_mapper
+        self._replicated: Final = replicated
+        self._layout: Final = PageLayout.of(
+            self._range_bytes,
+            range(len(rows)) if layers is None else layers,
+            (len(rows),) if object_sizes is None else object_sizes,
+        )
+        self._objects: Final = self._split_into_objects()
+
+    @classmethod
+    def of_buffers(
+        cls,
+        name: PoolName,
+        buffers: LayerBuffers,
+        page_size: int,
+        *,
+        packed: bool = True,
+        source: PoolName | None = None,
+        index_mapper: Callable[[torch.Tensor], torch.Tensor] | None = None,
+        replicated: bool = False,
+    ) -> DevicePoolEntry:
+        """Take an engine's tensors, group after group.
+
+        Args:
+            name: Which pool.
+            buffers: The tensors and the layers they are of.
+            page_size: Slots of a page; 1 for states.
+            packed: A page is one stored object; otherwise one for each group.
+            source: See the constructor.
+            index_mapper: See the constructor.
+            replicated: See the constructor.
+
+        Raises:
+            ContractError: A tensor has no rows of bytes, or not as many pages as the others.
+        """
+        rows, layer_of = buffers.rows(page_size), buffers.layer_of
+        return cls(
+            name,
+            rows,
+            page_size,
+            layers=layer_of * len(buffers.groups),
+            object_sizes=None if packed else (len(layer_of),) * len(buffers.groups),
+            source=source,
+            index_mapper=index_mapper,
+            replicated=replicated,
+        )
 
     @property
     @override
@@ -107,6 +155,43 @@ class DevicePoolEntry(DevicePool):
     def num_pages(self) -> int:
         """Pages of the pool, reserved ones included."""
         return self._num_pages
+
+    @property
+    def source(self) -> PoolName:
+        """The transfer whose indices this pool takes; its own name's where it is no sidecar."""
+        return self._source
+
+    @property
+    def replicated(self) -> bool:
+        """True when every rank holds the same bytes."""
+        return self._replicated
+
+    @property
+    def layout(self) -> PageLayout:
+        """Where the ranges of a page lie in what is stored."""
+        return self._layout
+
+    @property
+    def objects(self) -> tuple[DevicePoolEntry, ...]:
+        """A pool for each stored object of a page: itself where they are packed into one."""
+        return self._objects or (self,)
+
+    def pieces_of(self, layer: int) -> tuple[Piece, ...]:
+        """What must have landed before a layer may run; nothing where it is not in this pool."""
+        return self._layout.pieces_of(layer)
+
+    def shard(self, rank: int, num_ranks: int) -> Shard:
+        """The part of each page that a rank holds.
+
+        Raises:
+            ContractError: There is no such rank.
+        """
+        shard = Shard(index=rank, count=num_ranks)
+        return Shard() if self._replicated else shard
+
+    def own_indices(self, indices: torch.Tensor) -> torch.Tensor:
+        """This pool's slots for those of its source. Shape of both: (n,) int64."""
+        return indices if self._index_mapper is None else self._index_mapper(indices)
 
     @override
     def page_rows(self, transfer: PoolTransfer) -> torch.Tensor:
@@ -181,63 +266,55 @@ class DevicePoolEntry(DevicePool):
             raise ContractError(msg)
         return ByteRegion(rows=self._rows[layer_range], index=page_rows)
 
+    def copy_pages(self, source_rows: torch.Tensor, target_rows: torch.Tensor) -> None:
+        """The target pages hold what the source pages hold; the source is as before.
 
-class DevicePoolGroup:
-    """The physical pools of one rank, by name.
+        For the private copy that a request gets of a shared state. On a device it is ordered on the
+        calling thread's current stream, as a forward is that is launched after it.
 
-    Thread: any; nothing here changes after construction.
-    """
-
-    def __init__(self, entries: Iterable[DevicePool]) -> None:
-        """Take the pools.
+        Args:
+            source_rows: Pages to copy. Shape: (n,) int64.
+            target_rows: Where to, each page once and none of the source's. Shape: (n,) int64.
 
         Raises:
-            ContractError: Two have the same name, or there is none.
+            ContractError: They are not equally many, not distinct, or outside the pool. Nothing is
+                copied then.
+
+        Cost: one gather and one indexed copy for each range, no loop over pages.
         """
-        by_name: dict[PoolName, DevicePool] = {}
-        for entry in entries:
-            if by_name.setdefault(entry.name, entry) is not entry:
-                msg = f"DevicePoolGroup: expected one pool of each name, got two of {entry.name}"
-                raise ContractError(msg)
-        if not by_name:
-            msg = "DevicePoolGroup: expected at least one pool, got none"
+        device = self._rows[0].device
+        source, target = source_rows.tolist(), target_rows.tolist()
+        distinct = {*source, *target}
+        if (
+            len(source) != len(target)
+            or len(distinct) != len({*source}) + len(target)
+            or not distinct.issubset(range(self._num_pages))
+        ):
+            msg = (
+                f"DevicePoolEntry {self._name}: expected to copy pages in 0..{self._num_pages - 1} "
+                f"to as many others, got {source} to {target}"
+            )
             raise ContractError(msg)
-        self._by_name: Final[Mapping[PoolName, DevicePool]] = by_name
+        from_rows, to_rows = source_rows.to(device), target_rows.to(device)
+        for rows in self._rows:
+            rows.index_copy_(0, to_rows, rows.index_select(0, from_rows))
 
-    @property
-    def pools(self) -> frozenset[PoolName]:
-        """Which pools there are."""
-        return frozenset(self._by_name)
-
-    def pool(self, name: PoolName) -> DevicePool:
-        """The pool of a name.
-
-        Raises:
-            ContractError: There is none.
-        """
-        try:
-            return self._by_name[name]
-        except KeyError as exc:
-            msg = f"DevicePoolGroup: expected one of {sorted(self._by_name)}, got {name}"
-            raise ContractError(msg) from exc
-
-    def resolve(
-        self, transfers: Iterable[PoolTransfer]
-    ) -> tuple[tuple[DevicePool, PoolTransfer], ...]:
-        """Each transfer that has keys, beside the pool that holds its slots; in their order.
-
-        Provisional: one physical pool for each logical transfer, which is all that Full needs.
-            Pools that borrow
-        another's indices come with the pools of SWA and Mamba.
-
-        Raises:
-            ContractError: A transfer's pool is not here, or two transfers are of one pool.
-        """
-        resolved = tuple(
-            (self.pool(transfer.name), transfer) for transfer in transfers if len(transfer.keys)
+    def _split_into_objects(self) -> tuple[DevicePoolEntry, ...]:
+        """A pool for each stored object; none where there is one only."""
+        if self._layout.num_objects == 1:
+            return ()
+        ranges: list[list[int]] = [[] for _ in range(self._layout.num_objects)]
+        for place, piece in enumerate(self._layout.pieces):
+            ranges[piece.stored_object].append(place)
+        return tuple(
+            DevicePoolEntry(
+                self._name,
+                [self._rows[place] for place in places],
+                self._page_size,
+                layers=[self._layout.layers[place] for place in places],
+                source=self._source,
+                index_mapper=self._index_mapper,
+                replicated=self._replicated,
+            )
+            for places in ranges
         )
-        if len({pool.name for pool, _ in resolved}) < len(resolved):
-            names = [str(pool.name) for pool, _ in resolved]
-            msg = f"DevicePoolGroup: expected one transfer for each pool, got {names}"
-            raise ContractError(msg)
-        return resolved

@@ -13,6 +13,9 @@ rest of the pool.
   that were free, pages named twice in the call, unaligned slots and reserved pages; slots outside
   the pool are refused by the addition itself. The stack is written only after that, so a refused
   call is undone by counting the stack again.
+* Counts have 16 bits, so that those of a large pool stay in the processor's cache, and a call is
+  counted in parts that cannot make them overflow (`_tally`).
+* Pages go to and from the stack by `memmove`: it costs 0.7 us, `stack[a:b] = pages` 2 us.
 
 The order is a pure function of the calls: ascending at first, then what was given back last goes
 out first.
@@ -20,13 +23,26 @@ out first.
 
 from __future__ import annotations
 
-from typing import Final
+import ctypes
+from typing import TYPE_CHECKING, Final
 
 import torch
 from typing_extensions import override
 
 from radixlink_contracts import SlotAllocator
 from radixlink_contracts.errors import ContractError
+from radixlink_pools._tally import MAX_PAGES, Tallies
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+#: Bytes of an index.
+_WORD: Final = 8
+
+
+def _parts(pages: torch.Tensor) -> Iterator[torch.Tensor]:
+    """The pages in parts that one tally can count."""
+    return (pages[start : start + MAX_PAGES] for start in range(0, pages.numel(), MAX_PAGES))
 
 
 class PagedAllocator(SlotAllocator):
@@ -71,13 +87,13 @@ class PagedAllocator(SlotAllocator):
         self._elsewhere: Final = self._device.type != "cpu"
         self._offsets: Final = torch.arange(page_size)
         self._stack: Final = torch.empty(num_pages, dtype=torch.int64)
+        #: Where the stack's memory starts; `_stack` keeps it alive and is never resized.
+        self._stack_address: Final = self._stack.data_ptr()
         self._free_counts: Final = torch.empty(
-            (first_page + num_pages) * page_size, dtype=torch.int32
+            (first_page + num_pages) * page_size, dtype=torch.int16
         )
+        self._tallies: Final = Tallies()
         self._head = 0
-        # As many ones as the last call had pages: calls of equal size come in rows.
-        self._ones = torch.ones(1, dtype=torch.int32)
-        self._num_ones = 1
         self.clear()
 
     @property
@@ -124,10 +140,17 @@ class PagedAllocator(SlotAllocator):
         end = self._head + num_pages
         if end > self._num_pages:
             return None
-        pages = self._stack[self._head : end]
-        slots = pages.clone() if self._page_size == 1 else self._slots_of(pages)
-        self._free_counts.index_add_(0, pages, self._ones_for(num_pages), alpha=-1)
+        pages = self._stack.new_empty(num_pages)
+        ctypes.memmove(
+            pages.data_ptr(), self._stack_address + self._head * _WORD, num_pages * _WORD
+        )
+        if num_pages <= MAX_PAGES:
+            self._count_used(pages, num_pages)
+        else:
+            for part in _parts(pages):
+                self._count_used(part, part.numel())
         self._head = end
+        slots = pages if self._page_size == 1 else self._slots_of(pages)
         return slots.to(self._device) if self._elsewhere else slots
 
     @override
@@ -143,30 +166,46 @@ class PagedAllocator(SlotAllocator):
 
         Cost: O(len(indices)), whatever the size of the pool; a refusal O(size).
         """
-        if self._elsewhere:
-            indices = indices.cpu()
-        if indices.ndim != 1 or indices.dtype is not torch.int64:
-            msg = (
-                "PagedAllocator.free: expected slots as (n,) int64, "
-                f"got {tuple(indices.shape)} {indices.dtype}"
-            )
-            raise ContractError(msg)
-        pages = indices if self._page_size == 1 else self._pages_of(indices)
+        pages = self._pages_of(indices, "free")
         num_pages = pages.numel()
-        ones = self._ones_for(num_pages)
-        try:
-            self._free_counts.index_add_(0, pages, ones)
-            accepted = torch.equal(self._free_counts.index_select(0, pages), ones)
-        except (IndexError, RuntimeError) as exc:
-            self._count_stack()
-            raise ContractError(self._refusal(pages)) from exc
+        if not num_pages:
+            return
+        if num_pages > self._head:
+            # More than are in use, so one is wrong; and there would be no room in the stack.
+            raise ContractError(self._refusal(pages, "free"))
+        if num_pages <= MAX_PAGES:
+            accepted = self._count_free(pages, num_pages)
+        else:
+            accepted = all(self._count_free(part, part.numel()) for part in _parts(pages))
         if not accepted:
             self._count_stack()
-            raise ContractError(self._refusal(pages))
-        # There is room: the counts have just shown these pages to be distinct and not in the stack.
-        head = self._head - num_pages
-        self._stack[head : self._head] = pages
-        self._head = head
+            raise ContractError(self._refusal(pages, "free"))
+        # Nothing may follow but what cannot fail.
+        self._head -= num_pages
+        ctypes.memmove(
+            self._stack_address + self._head * _WORD, pages.data_ptr(), num_pages * _WORD
+        )
+
+    def check_in_use(self, indices: torch.Tensor) -> None:
+        """Nothing, where these are distinct pages in use.
+
+        Args:
+            indices: Shape: (n * page_size,) int64, each page contiguous and aligned.
+
+        Raises:
+            ContractError: As `free` would.
+
+        Mutates: nothing.
+        Cost: O(n log n), whatever the size of the pool.
+        """
+        pages = self._pages_of(indices, "check_in_use")
+        try:
+            in_use = not self._free_counts.index_select(0, pages).any()
+        except (IndexError, RuntimeError) as exc:
+            raise ContractError(self._refusal(pages, "check_in_use")) from exc
+        ordered = pages.sort().values
+        if not in_use or torch.any(ordered[1:] == ordered[:-1]):
+            raise ContractError(self._refusal(pages, "check_in_use"))
 
     def clear(self) -> None:
         """Take every page back, whoever has it: for a reset, when nobody uses a slot any more."""
@@ -175,35 +214,68 @@ class PagedAllocator(SlotAllocator):
         torch.arange(first, len(self._free_counts), step, out=self._stack)
         self._count_stack()
 
-    def _ones_for(self, count: int) -> torch.Tensor:
-        """That many ones. Shape: (count,) int32."""
-        if count != self._num_ones:
-            self._ones = torch.ones(count, dtype=torch.int32)
-            self._num_ones = count
-        return self._ones
+    def _count_used(self, pages: torch.Tensor, num_pages: int) -> None:
+        """Count pages of the stack as in use. Shape: (num_pages,) int64, at most MAX_PAGES."""
+        if num_pages:
+            self._free_counts.index_add_(0, pages, self._tallies[num_pages].minus_ones)
+
+    def _count_free(self, pages: torch.Tensor, num_pages: int) -> bool:
+        """Count pages as free that are not in the stack yet.
+
+        Args:
+            pages: Shape: (num_pages,) int64.
+            num_pages: How many they are, 1..MAX_PAGES.
+
+        Returns:
+            True when they are distinct pages in use; otherwise the counts mean nothing any more.
+        """
+        counts, tally = self._free_counts, self._tallies[num_pages]
+        try:
+            counts.index_add_(0, pages, tally.ones)
+            torch.index_select(counts, 0, pages, out=tally.seen)
+        except (IndexError, RuntimeError):
+            return False
+        return tally.all_ones()
 
     def _slots_of(self, pages: torch.Tensor) -> torch.Tensor:
         """All slots of the pages that start at these."""
         return torch.add(pages.unsqueeze(1), self._offsets).view(-1)
 
-    def _pages_of(self, indices: torch.Tensor) -> torch.Tensor:
-        """The first slot of each page, once each page is known to be contiguous.
+    def _pages_of(self, indices: torch.Tensor, call: str) -> torch.Tensor:
+        """The first slot of each page, in host memory, once each page is known to be contiguous.
+
+        Args:
+            indices: What the caller gave.
+            call: Which call of ours, for the message.
+
+        Returns:
+            Shape: (n,) int64, contiguous.
 
         Raises:
-            ContractError: One is not.
+            ContractError: The slots are no whole pages.
         """
+        if indices.dim() != 1 or indices.dtype is not torch.int64:
+            msg = (
+                f"PagedAllocator.{call}: expected slots as (n,) int64, "
+                f"got {tuple(indices.shape)} {indices.dtype}"
+            )
+            raise ContractError(msg)
+        if self._elsewhere:
+            indices = indices.cpu()
+        if self._page_size == 1:
+            return indices.contiguous()
         if indices.numel() % self._page_size:
             msg = (
-                f"PagedAllocator.free: expected a multiple of page_size {self._page_size}, "
+                f"PagedAllocator.{call}: expected a multiple of page_size {self._page_size}, "
                 f"got {indices.numel()} slots"
             )
             raise ContractError(msg)
-        pages = indices[:: self._page_size]
+        pages = indices[:: self._page_size].contiguous()
         expected = self._slots_of(pages)
         if not torch.equal(indices, expected):
             place = int((indices != expected).nonzero()[0])
             msg = (
-                "PagedAllocator.free: expected aligned contiguous pages of "
+                f"PagedAllocator.{call}: expected aligned contiguous pages of "
                 f"{self._page_size} slots, got otherwise at place {place}"
             )
             raise ContractError(msg)
@@ -215,25 +287,25 @@ class PagedAllocator(SlotAllocator):
         self._free_counts[self._first_slot :: self._page_size] = 0
         self._free_counts[self._stack[self._head :]] = 1
 
-    def _refusal(self, pages: torch.Tensor) -> str:
-        """Say why these pages cannot be given back. Shape: (n,) int64."""
+    def _refusal(self, pages: torch.Tensor, call: str) -> str:
+        """Say why these are no distinct pages in use. Shape: (n,) int64."""
         limit = len(self._free_counts)
         outside = (pages < self._first_slot) | (pages >= limit)
         if outside.any():
             return (
-                f"PagedAllocator.free: expected slots in {self._first_slot}..{limit - 1}, "
+                f"PagedAllocator.{call}: expected slots in {self._first_slot}..{limit - 1}, "
                 f"got {int(pages[outside][0])}, which exceeds the pool"
             )
         unaligned = pages % self._page_size != 0
         if unaligned.any():
             return (
-                f"PagedAllocator.free: expected aligned contiguous pages of {self._page_size} "
+                f"PagedAllocator.{call}: expected aligned contiguous pages of {self._page_size} "
                 f"slots, got one that starts at slot {int(pages[unaligned][0])}"
             )
         free_already = self._free_counts[pages] != 0
         if free_already.any():
             slot = int(pages[free_already][0])
-            return f"PagedAllocator.free: expected pages in use, but that of slot {slot} is free"
+            return f"PagedAllocator.{call}: expected pages in use, but that of slot {slot} is free"
         ordered = pages.sort().values
         slot = int(ordered[1:][ordered[1:] == ordered[:-1]][0])
-        return f"PagedAllocator.free: expected distinct pages, got that of slot {slot} twice"
+        return f"PagedAllocator.{call}: expected distinct pages, got that of slot {slot} twice"
