@@ -1,17 +1,19 @@
-"""The tree behind the protocol of a bench that times prefix trees side by side.
+"""The tree behind the protocol by which benches call any prefix tree.
 
-The bench, `trees.py` with its `impls.py`, is not part of this repository: `SGL_DIR` and
-`TREES_BENCH` in packages/tree/BENCHMARK.md say how both are found. It knows an implementation as
+`tree.py` beside this file calls it, and so does `trees.py`, which is not part of this repository
+and times other trees on the same work: packages/tree/BENCHMARK.md says how. Both know it as
 `tree_adapter:full`, with this directory on PYTHONPATH.
 
 Nothing is stripped: keys, parameters, results, receipts and actions are the public ones, and each
-action is carried out. Only the allocator is the bench's own, which deals out slots without looking
-at them, so that trees are compared and not allocators.
+action is carried out. Only the allocator is a fake, as it is for the others, so that trees are
+compared and not allocators.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol, assert_never
+from typing import TYPE_CHECKING, assert_never
+
+import torch
 
 from radixlink_contracts import (
     EvictParams,
@@ -33,32 +35,43 @@ from radixlink_tree import UnifiedTreeCore
 if TYPE_CHECKING:
     from array import array
 
-    import torch
-
     from radixlink_contracts import IncLockRefResult, InsertResult, NodeId
     from radixlink_contracts.actions import CacheAction
 
 
-class Slots(Protocol):
-    """The bench's allocator."""
+class CountingSlots:
+    """Deals out slots in a circle and only counts them: O(1), whoever holds what."""
+
+    def __init__(self, size: int) -> None:
+        """All are free."""
+        #: Slots that can be had. The bench sets it, to build more than fits.
+        self.avail = size
+        self._slots = torch.arange(size)
+        self._next = 0
 
     def available_size(self) -> int:
         """Slots that can be had."""
-        ...
+        return self.avail
 
     def alloc(self, num_tokens: int) -> torch.Tensor | None:
         """Some slots, or None. Shape: (num_tokens,) int64."""
-        ...
+        if num_tokens > self.avail:
+            return None
+        self.avail -= num_tokens
+        if self._next + num_tokens > len(self._slots):
+            self._next = 0
+        self._next += num_tokens
+        return self._slots[self._next - num_tokens : self._next]
 
     def free(self, indices: torch.Tensor) -> None:
         """Take slots back."""
-        ...
+        self.avail += indices.numel()
 
 
 class FullTree:
     """A tree of full attention, as the bench calls it."""
 
-    def __init__(self, page_size: int, alloc: Slots) -> None:
+    def __init__(self, page_size: int, alloc: CountingSlots) -> None:
         """Start empty."""
         self.alloc = alloc
         self._tree = UnifiedTreeCore(page_size=page_size)
@@ -127,7 +140,5 @@ class FullTree:
 
 
 def full(page_size: int, capacity: int) -> FullTree:
-    """A tree of full attention over the bench's own slots."""
-    from impls import CountAlloc  # type: ignore[import-not-found]  # noqa: PLC0415
-
-    return FullTree(page_size, CountAlloc(capacity, page_size))
+    """A tree of full attention over that many slots."""
+    return FullTree(page_size, CountingSlots(capacity))

@@ -84,8 +84,9 @@ def forget_only_child(_: UnifiedTreeCore, upper: Node, lower: Node) -> None:
     lower.only_child = upper
 
 
-def misplace_end(_: UnifiedTreeCore, __: Node, lower: Node) -> None:
-    lower.end += 4
+def misplace_end(tree: UnifiedTreeCore, upper: Node, lower: Node) -> None:
+    tree._keeps_longest = True
+    upper.end, lower.end = 8, 16
 
 
 def prefer_child(_: UnifiedTreeCore, __: Node, lower: Node) -> None:
@@ -138,7 +139,7 @@ FAULTS: dict[Callable[[UnifiedTreeCore, Node, Node], None], str] = {
     forget_in_queue: "an unlocked leaf that eviction does not know",
     queue_too_late: "is worth less than the 3 under which eviction has it",
     forget_only_child: "has 0 children and an only child",
-    misplace_end: "4 tokens after",
+    misplace_end: "ends at 16, 4 tokens after 8",
     prefer_child: "of higher priority or on a longer path",
     miscount: "ledgers say 20 evictable and 0 protected, counted 16 and 0",
     use_child_alone: "was used after its parent",

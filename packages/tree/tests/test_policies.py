@@ -6,7 +6,9 @@ import random
 from typing import TYPE_CHECKING
 
 import pytest
+import torch
 
+from radixlink_contracts import InsertParams
 from radixlink_contracts.errors import ContractError
 from radixlink_tree import EvictionPolicy, UnifiedTreeCore, check_invariants
 
@@ -158,6 +160,15 @@ def test_mru_lets_go_of_what_was_just_matched(make: Callable[..., Rig]) -> None:
     for first in (2, 1, 2):
         rig.match(first)
     assert order(rig, 1, 2, 3) == [2, 1, 3]
+
+
+def test_refused_insert_is_a_use_too(make: Callable[..., Rig]) -> None:
+    rig = make(EvictionPolicy.MRU)
+    rig.insert(1)
+    rig.insert(2)
+    with pytest.raises(ContractError, match="was not locked"):
+        rig.tree.insert(InsertParams(key=rig.key(1, 3), value=torch.arange(8), prev_prefix_len=8))
+    assert order(rig, 1, 2) == [1, 2]
 
 
 def test_used_leaf_does_not_fill_the_queue(make: Callable[..., Rig]) -> None:

@@ -192,8 +192,6 @@ class UnifiedTreeCore:
     def match(self, params: MatchPrefixParams) -> MatchResult:
         """Find the longest prefix; see `TreeCore.match`."""
         node, end = self._walk(params.key, params.key.token_ids.tobytes())
-        if self._values_fall:
-            self._queue.offer(node)
         return MatchResult(device_prefix_len=end // TOKEN_BYTES, last_device_node=node.node_id)
 
     def insert(self, params: InsertParams) -> InsertResult:
@@ -234,7 +232,7 @@ class UnifiedTreeCore:
                 adopted.record(ComponentType.FULL, prefix_len, total)
         if self._policy_counts or node.priority < params.priority:
             self._note_use(node, total, params)
-        if node.queued is None or self._values_fall:
+        if node.queued is None:
             self._queue.offer(node)
         if self._backup_threshold is not None:
             self._note_insert(node, total, params, actions, self._backup_threshold)
@@ -277,6 +275,8 @@ class UnifiedTreeCore:
                 break
             # An only child is compared at once: no page to copy and hash.
             child = node.only_child or node.children.get(tokens[at : at + page_bytes])
+        if self._values_fall:
+            self._queue.offer(node)
         return node, at
 
     def _add_leaf(self, parent: Node, key: RadixKey, tokens: bytes, value: torch.Tensor) -> Node:
@@ -291,9 +291,7 @@ class UnifiedTreeCore:
         parent.adopt(edge, leaf)
         leaf.last_access = leaf.created = self._tick
         leaf.priority = parent.priority
-        num_tokens = len(tokens) // TOKEN_BYTES
-        leaf.end = parent.end + num_tokens
-        self._evictable += num_tokens
+        self._evictable += len(tokens) // TOKEN_BYTES
         if self._backup_threshold is not None:
             self._note(leaf.node_id, crc32(tokens, crc32(edge)))
         return leaf
@@ -314,8 +312,9 @@ class UnifiedTreeCore:
         upper.last_access = self._tick
         upper.created = node.created
         upper.priority = node.priority
-        upper.end = node.end - node.num_tokens + num_tokens
-        upper.longest = node.longest
+        if self._keeps_longest:
+            upper.end = node.end - node.num_tokens + num_tokens
+            upper.longest = node.longest
         upper.uses = node.uses
         upper.hit_count = node.hit_count
         upper.stored = node.stored
@@ -354,9 +353,9 @@ class UnifiedTreeCore:
                 at -= node.num_tokens
                 node = node.parent
         if self._keeps_longest:
-            node = end
-            while node is not None and node.longest < end.end:
-                node.longest = end.end
+            node, end.end = end, total
+            while node is not None and node.longest < total:
+                node.longest = total
                 node = node.parent
 
     # -- eviction and locks ------------------------------------------------------------------------

@@ -76,7 +76,7 @@ def _node_faults(tree: UnifiedTreeCore, node: Node) -> Iterator[str]:
         yield f"{name} holds {len(node.device_indices)} slots for {node.num_tokens} tokens"
     if node.parent.parent is not None and node.parent.last_access < node.last_access:
         yield f"{name} was used after its parent"
-    if node.end != node.parent.end + node.num_tokens:
+    if tree._keeps_longest and node.end != node.parent.end + node.num_tokens:
         yield f"{name} ends at {node.end}, {node.num_tokens} tokens after {node.parent.end}"
     if node.parent.priority < node.priority or node.parent.longest < node.longest:
         yield f"{name} is of higher priority or on a longer path than its parent"

@@ -77,7 +77,7 @@ class Node:
         self.created = 0
         #: The highest that an insert which passed here gave; a parent's is never below a child's.
         self.priority = 0
-        #: Tokens from the root to its end.
+        #: Tokens from the root to its end; only where the policy asks.
         self.end = 0
         #: The longest path, in tokens, that ever led through here; only where the policy asks.
         self.longest = 0
