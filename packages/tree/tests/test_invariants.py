@@ -8,7 +8,7 @@ import pytest
 
 from radixlink_contracts import Namespace, OperationId
 from radixlink_contracts.errors import ContractError
-from radixlink_tree import UnifiedTreeCore, check_invariants
+from radixlink_tree import EvictionPolicy, UnifiedTreeCore, check_invariants
 from radixlink_tree._node import NO_CHILDREN
 
 from .conftest import Rig
@@ -84,13 +84,13 @@ def forget_only_child(_: UnifiedTreeCore, upper: Node, lower: Node) -> None:
     lower.only_child = upper
 
 
-def misplace_end(tree: UnifiedTreeCore, upper: Node, lower: Node) -> None:
-    tree._keeps_longest = True
-    upper.end, lower.end = 8, 16
+def forget_path(tree: UnifiedTreeCore, _: Node, __: Node) -> None:
+    tree._policy = EvictionPolicy.TLRU
 
 
-def prefer_child(_: UnifiedTreeCore, __: Node, lower: Node) -> None:
-    lower.priority += 1
+def prefer_child(tree: UnifiedTreeCore, _: Node, lower: Node) -> None:
+    tree._policy = EvictionPolicy.PRIORITY
+    lower.standing += 1
 
 
 def miscount(tree: UnifiedTreeCore, _: Node, __: Node) -> None:
@@ -139,8 +139,8 @@ FAULTS: dict[Callable[[UnifiedTreeCore, Node, Node], None], str] = {
     forget_in_queue: "an unlocked leaf that eviction does not know",
     queue_too_late: "is worth less than the 3 under which eviction has it",
     forget_only_child: "has 0 children and an only child",
-    misplace_end: "ends at 16, 4 tokens after 8",
-    prefer_child: "of higher priority or on a longer path",
+    forget_path: "has standing 0, its parent 0",
+    prefer_child: "has standing 1, its parent 0",
     miscount: "ledgers say 20 evictable and 0 protected, counted 16 and 0",
     use_child_alone: "was used after its parent",
     store_while_pending: "is stored and being offloaded",

@@ -43,10 +43,12 @@ from radixlink_tree._evict import EvictionQueue
 from radixlink_tree._hashing import TOKEN_BYTES, framed_namespace, namespace_seed
 from radixlink_tree._node import NO_CHILDREN, Node, NodeView, chain_of
 from radixlink_tree._policies import (
-    COUNTS_USES,
-    KEEPS_LONGEST,
+    KEEPS_STANDING,
     VALUES_FALL,
     EvictionPolicy,
+    new_standing,
+    note_insert,
+    split_standing,
     value_of,
 )
 
@@ -112,13 +114,12 @@ class UnifiedTreeCore:
         #: The threshold of the attached linker; None without one.
         self._backup_threshold: int | None = None
         self._digest = 0
-        self._counts_uses = policy in COUNTS_USES
-        self._keeps_longest = policy in KEEPS_LONGEST
-        self._policy_counts = self._counts_uses or self._keeps_longest
+        self._policy = policy
+        self._keeps_standing = policy in KEEPS_STANDING
         self._values_fall = policy in VALUES_FALL
-        self._queue = EvictionQueue(value_of(policy, tail_tokens))
         #: Every node but those evicted, by id.
         self._nodes: dict[NodeId, Node] = {}
+        self._queue = EvictionQueue(value_of(policy, tail_tokens), self._nodes)
         #: The receipts that were not given back.
         self._receipts: dict[ReceiptId, IncLockRefResult] = {}
         #: The nodes that each offload on its way speaks of: one, or more after splits. Some may be
@@ -226,12 +227,12 @@ class UnifiedTreeCore:
             node = self._add_leaf(
                 node, key, tokens[end : total * TOKEN_BYTES], value[prefix_len:total]
             )
-            # Raised by what follows, with all above it.
-            node.priority = min(params.priority, node.priority)
+            if self._keeps_standing:
+                node.standing = new_standing(self._policy, self._tick, params.priority)
             if adopted is not None:
                 adopted.record(ComponentType.FULL, prefix_len, total)
-        if self._policy_counts or node.priority < params.priority:
-            self._note_use(node, total, params)
+        if self._keeps_standing:
+            note_insert(self._policy, node, total, params)
         if node.queued is None:
             self._queue.offer(node)
         if self._backup_threshold is not None:
@@ -289,8 +290,7 @@ class UnifiedTreeCore:
             edge = framed_namespace(key.namespace) + edge
         leaf = self._new_node(parent, edge, tokens, value.clone(), key.namespace)
         parent.adopt(edge, leaf)
-        leaf.last_access = leaf.created = self._tick
-        leaf.priority = parent.priority
+        leaf.last_access = self._tick
         self._evictable += len(tokens) // TOKEN_BYTES
         if self._backup_threshold is not None:
             self._note(leaf.node_id, crc32(tokens, crc32(edge)))
@@ -310,12 +310,6 @@ class UnifiedTreeCore:
         )
         upper.lock_ref = node.lock_ref
         upper.last_access = self._tick
-        upper.created = node.created
-        upper.priority = node.priority
-        if self._keeps_longest:
-            upper.end = node.end - node.num_tokens + num_tokens
-            upper.longest = node.longest
-        upper.uses = node.uses
         upper.hit_count = node.hit_count
         upper.stored = node.stored
         if node.pending_operation is not None:
@@ -329,34 +323,11 @@ class UnifiedTreeCore:
         node.device_indices = node.device_indices[num_tokens:].clone()
         node.edge = node.tokens[: self._page_bytes]
         upper.adopt(node.edge, node)
+        upper.standing = split_standing(self._policy, node)
         self._note(node.node_id, cut)
         if self._values_fall:
             self._queue.offer(node)
         return upper
-
-    def _note_use(self, end: Node, total: int, params: InsertParams) -> None:
-        """Note on an insert's path what the policies go by.
-
-        A parent's priority and longest path are never below a child's, so that a walk which raises
-        them ends where they are high enough: O(1) amortised.
-        """
-        node: Node | None
-        if end.priority < params.priority:
-            node = end
-            while node is not None and node.priority < params.priority:
-                node.priority = params.priority
-                node = node.parent
-        if self._counts_uses:
-            node, at = end, total
-            while at > params.inserted_len and node.parent is not None:
-                node.uses += 1
-                at -= node.num_tokens
-                node = node.parent
-        if self._keeps_longest:
-            node, end.end = end, total
-            while node is not None and node.longest < total:
-                node.longest = total
-                node = node.parent
 
     # -- eviction and locks ------------------------------------------------------------------------
 

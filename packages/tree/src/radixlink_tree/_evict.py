@@ -1,6 +1,7 @@
 """`EvictionQueue`: which unlocked leaf is worth least.
 
-A heap of (value, node id) that is put right when it is read. What a leaf is worth is the policy's
+A heap of (value, node id), each pair in one integer, which is half the size of a tuple and no work
+for the garbage collector. It is put right when it is read. What a leaf is worth is the policy's
 to say, and changes with time:
 
 * It rises: nobody tells the queue. The entry is too early, never too late; when it comes up, the
@@ -17,7 +18,7 @@ times does not fill it.
 from __future__ import annotations
 
 import heapq
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final, cast
 
 if TYPE_CHECKING:
     from radixlink_contracts import NodeId
@@ -25,13 +26,29 @@ if TYPE_CHECKING:
     from radixlink_tree._policies import Value
 
 
+#: Of an entry, the low bits are the node's id, so that equal values go by id.
+_ID_BITS: Final = 40
+_ID_MASK: Final = (1 << _ID_BITS) - 1
+
+
+def _unpacked(entry: int) -> tuple[NodeId, int]:
+    """The node and the value of an entry."""
+    return cast("NodeId", entry & _ID_MASK), entry >> _ID_BITS
+
+
 class EvictionQueue:
     """The unlocked leaves, the least valuable first; ties by node id, the same on all ranks."""
 
-    def __init__(self, value_of: Value) -> None:
-        """Start with no leaf."""
+    def __init__(self, value_of: Value, nodes: dict[NodeId, Node]) -> None:
+        """Start with no leaf.
+
+        Args:
+            value_of: The policy.
+            nodes: The tree's, by id; read only.
+        """
         self._value_of = value_of
-        self._heap: list[tuple[int, NodeId, Node]] = []
+        self._nodes = nodes
+        self._heap: list[int] = []
         #: Entries that another one has made void, at least; some may have come up since.
         self._void = 0
 
@@ -49,17 +66,19 @@ class EvictionQueue:
         node.queued = value
         if queued is not None:
             self._note_void()
-        heapq.heappush(self._heap, (value, node.node_id, node))
+        heapq.heappush(self._heap, value << _ID_BITS | node.node_id)
 
     def pop(self) -> Node | None:
         """Take out the unlocked leaf that is worth least; None when there is none.
 
         Cost: O(log leaves) amortised over the uses since the last call.
         """
-        heap, value_of = self._heap, self._value_of
+        heap, nodes, value_of = self._heap, self._nodes, self._value_of
         while heap:
-            queued, _, node = heapq.heappop(heap)
-            if queued != node.queued:
+            entry = heapq.heappop(heap)
+            queued = entry >> _ID_BITS
+            node = nodes.get(cast("NodeId", entry & _ID_MASK))
+            if node is None or queued != node.queued:
                 continue
             node.queued = None
             if node.children or node.lock_ref:
@@ -72,7 +91,11 @@ class EvictionQueue:
 
     def entries(self) -> dict[NodeId, int]:
         """The value of each node that has a valid entry."""
-        return {node_id: value for value, node_id, node in self._heap if value == node.queued}
+        return {
+            node_id: value
+            for node_id, value in (_unpacked(entry) for entry in self._heap)
+            if node_id in self._nodes and value == self._nodes[node_id].queued
+        }
 
     def value_of(self, node: Node) -> int:
         """What a node is worth now."""
@@ -90,6 +113,6 @@ class EvictionQueue:
         """
         self._void += 1
         if self._void * 2 > len(self._heap):
-            self._heap = [entry for entry in self._heap if entry[0] == entry[2].queued]
+            self._heap = [value << _ID_BITS | node_id for node_id, value in self.entries().items()]
             heapq.heapify(self._heap)
             self._void = 0

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from radixlink_contracts.errors import ContractError
 from radixlink_tree._hashing import TOKEN_BYTES, framed_namespace
 from radixlink_tree._node import NO_CHILDREN
+from radixlink_tree._policies import standings_agree
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -76,10 +77,8 @@ def _node_faults(tree: UnifiedTreeCore, node: Node) -> Iterator[str]:
         yield f"{name} holds {len(node.device_indices)} slots for {node.num_tokens} tokens"
     if node.parent.parent is not None and node.parent.last_access < node.last_access:
         yield f"{name} was used after its parent"
-    if tree._keeps_longest and node.end != node.parent.end + node.num_tokens:
-        yield f"{name} ends at {node.end}, {node.num_tokens} tokens after {node.parent.end}"
-    if node.parent.priority < node.priority or node.parent.longest < node.longest:
-        yield f"{name} is of higher priority or on a longer path than its parent"
+    if node.parent.parent is not None and not standings_agree(tree._policy, node.parent, node):
+        yield f"{name} has standing {node.standing}, its parent {node.parent.standing}"
     if not node.children and node.lock_ref == 0:
         if node.queued is None:
             yield f"{name} is an unlocked leaf that eviction does not know"

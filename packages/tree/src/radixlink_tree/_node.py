@@ -22,24 +22,20 @@ class Node:
     __slots__ = (
         "chain",
         "children",
-        "created",
         "device_indices",
         "edge",
-        "end",
         "hit_count",
         "last_access",
         "lock_ref",
-        "longest",
         "namespace",
         "node_id",
         "only_child",
         "parent",
         "pending_operation",
-        "priority",
         "queued",
+        "standing",
         "stored",
         "tokens",
-        "uses",
     )
 
     def __init__(
@@ -73,17 +69,9 @@ class Node:
         self.lock_ref = 0
         #: The tick of its last use; a parent's is never below a child's.
         self.last_access = 0
-        #: The tick at which its tokens came; the halves of a split keep it.
-        self.created = 0
-        #: The highest that an insert which passed here gave; a parent's is never below a child's.
-        self.priority = 0
-        #: Tokens from the root to its end; only where the policy asks.
-        self.end = 0
-        #: The longest path, in tokens, that ever led through here; only where the policy asks.
-        self.longest = 0
-        #: Inserts that passed here; counted only where the policy asks.
-        self.uses = 0
-        #: The same, for the linker; counted only while one is attached.
+        #: What the eviction policy keeps of it: one number, see `_policies`.
+        self.standing = 0
+        #: Inserts that passed here; counted only while a linker is attached.
         self.hit_count = 0
         #: Every rank confirmed that the store holds it.
         self.stored = False
