@@ -73,6 +73,9 @@ if TYPE_CHECKING:
 
 _DIGEST_MASK: Final = (1 << 64) - 1
 _DIGEST_PRIME: Final = 0x100000001B3
+#: A large eviction is handed over in pieces: each is made in memory that the nodes of the one before
+#: gave back, where a whole one would take as much new memory as it is about to free.
+_PIECE_TOKENS: Final = 8192
 
 
 class UnifiedTreeCore:
@@ -339,8 +342,9 @@ class UnifiedTreeCore:
                 f"got swa_num_tokens={params.swa_num_tokens}, mamba_num={params.mamba_num}"
             )
             raise ContractError(msg)
+        actions: list[CacheAction] = []
         freed: list[torch.Tensor] = []
-        evicted = 0
+        evicted = handed_over = 0
         while evicted < params.num_tokens:
             leaf = self._queue.pop()
             if leaf is None:
@@ -348,13 +352,13 @@ class UnifiedTreeCore:
             evicted += len(leaf.tokens) // TOKEN_BYTES
             freed.append(leaf.device_indices)
             self._remove(leaf)
+            if evicted - handed_over >= _PIECE_TOKENS:
+                actions.append(_free(freed))
+                freed, handed_over = [], evicted
         self._evictable -= evicted
-        if not freed:
-            return EvictResult()
-        # What one node held is nobody else's any more: it needs no copy.
-        indices = freed[0] if len(freed) == 1 else torch.cat(freed)
-        actions = (FreeDeviceKV(indices=indices),)
-        return EvictResult(num_tokens_evicted=evicted, cache_actions=actions)
+        if freed:
+            actions.append(_free(freed))
+        return EvictResult(num_tokens_evicted=evicted, cache_actions=tuple(actions))
 
     def _remove(self, leaf: Node) -> None:
         """Take an unlocked leaf out of the tree; the ledger is the caller's."""
@@ -525,6 +529,12 @@ class UnifiedTreeCore:
         if self._backup_threshold is not None:
             mixed = (self._digest ^ (node_id - self._root.node_id)) * _DIGEST_PRIME
             self._digest = ((mixed ^ (what & _DIGEST_MASK)) * _DIGEST_PRIME) & _DIGEST_MASK
+
+
+def _free(runs: list[torch.Tensor]) -> FreeDeviceKV:
+    """The action that frees these slots."""
+    # What one node held is nobody else's any more: it needs no copy.
+    return FreeDeviceKV(indices=runs[0] if len(runs) == 1 else torch.cat(runs))
 
 
 def _no_indices() -> torch.Tensor:
