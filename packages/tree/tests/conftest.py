@@ -19,7 +19,7 @@ from radixlink_contracts import (
     RadixKey,
 )
 from radixlink_contracts.actions import BackupKV, FreeDeviceKV
-from radixlink_tree import UnifiedTreeCore, check_invariants
+from radixlink_tree import EvictionPolicy, UnifiedTreeCore, check_invariants
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -45,9 +45,17 @@ class Rig:
     A page of tokens is named by a number: page 7 is the token 7, `page_size` times.
     """
 
-    def __init__(self, page_size: int, num_pages: int = 64) -> None:
+    def __init__(
+        self,
+        page_size: int,
+        num_pages: int = 64,
+        policy: EvictionPolicy = EvictionPolicy.LRU,
+        tail_pages: int = 0,
+    ) -> None:
         self.page_size = page_size
-        self.tree = UnifiedTreeCore(page_size=page_size)
+        self.tree = UnifiedTreeCore(
+            page_size=page_size, policy=policy, tail_tokens=tail_pages * page_size
+        )
         self.num_pages = num_pages
         #: Pages of the pool that are free, the next one to hand out first.
         self.free_pages = deque(range(num_pages))
@@ -76,6 +84,7 @@ class Rig:
         namespace: Namespace = DEFAULT_NAMESPACE,
         matched: int = 0,
         inserted: int = 0,
+        priority: int = 0,
         origin: InsertOrigin = InsertOrigin.COMPUTED,
         track: bool = False,
     ) -> InsertResult:
@@ -92,6 +101,7 @@ class Rig:
                 value=torch.cat([prefix, fresh])[: len(key)],
                 prev_prefix_len=matched * self.page_size,
                 inserted_len=inserted * self.page_size,
+                priority=priority,
                 origin=origin,
                 track_adopted_ranges=track,
             )
@@ -172,15 +182,26 @@ class Rig:
 class MakeRig(Protocol):
     """Makes a tree with its pool."""
 
-    def __call__(self, page_size: int, num_pages: int = 64) -> Rig: ...
+    def __call__(
+        self,
+        page_size: int,
+        num_pages: int = 64,
+        policy: EvictionPolicy = EvictionPolicy.LRU,
+        tail_pages: int = 0,
+    ) -> Rig: ...
 
 
 @pytest.fixture
 def make_rig() -> Iterator[MakeRig]:
     rigs: list[Rig] = []
 
-    def make(page_size: int, num_pages: int = 64) -> Rig:
-        rigs.append(Rig(page_size, num_pages))
+    def make(
+        page_size: int,
+        num_pages: int = 64,
+        policy: EvictionPolicy = EvictionPolicy.LRU,
+        tail_pages: int = 0,
+    ) -> Rig:
+        rigs.append(Rig(page_size, num_pages, policy, tail_pages))
         return rigs[-1]
 
     yield make

@@ -11,7 +11,7 @@ from radixlink_contracts.actions import FreeDeviceKV
 from radixlink_contracts.errors import ContractError, StaleHandleError
 
 if TYPE_CHECKING:
-    from .conftest import Rig
+    from .conftest import MakeRig, Rig
 
 
 def test_empty_tree_gives_up_nothing(rig: Rig) -> None:
@@ -139,6 +139,16 @@ def test_half_of_four_leaves_is_two(rig: Rig) -> None:
     assert rig.evict(4).num_tokens_evicted == 4 * rig.page_size
     assert rig.sizes == (4, 0)
     assert [rig.matched_pages(first) for first in (1, 3, 5, 7)] == [0, 0, 1, 1]
+
+
+def test_large_eviction_comes_in_pieces_that_are_the_whole(make_rig: MakeRig) -> None:
+    rig = make_rig(64, num_pages=300)
+    for first in range(0, 300, 10):
+        rig.insert(*range(first, first + 10))
+    result = rig.evict(300)
+    assert result.num_tokens_evicted == 300 * rig.page_size
+    assert len(result.cache_actions) == 3
+    assert len(rig.free_pages) == 300
 
 
 def test_leaf_above_what_is_asked_is_not_cut(rig: Rig) -> None:

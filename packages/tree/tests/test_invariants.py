@@ -8,7 +8,8 @@ import pytest
 
 from radixlink_contracts import Namespace, OperationId
 from radixlink_contracts.errors import ContractError
-from radixlink_tree import UnifiedTreeCore, check_invariants
+from radixlink_tree import EvictionPolicy, UnifiedTreeCore, check_invariants
+from radixlink_tree._node import NO_CHILDREN
 
 from .conftest import Rig
 
@@ -72,7 +73,24 @@ def share_slots(_: UnifiedTreeCore, upper: Node, lower: Node) -> None:
 
 def forget_in_queue(tree: UnifiedTreeCore, _: Node, lower: Node) -> None:
     tree._queue.clear()
-    lower.queued = False
+    lower.queued = None
+
+
+def queue_too_late(_: UnifiedTreeCore, __: Node, lower: Node) -> None:
+    lower.queued = lower.last_access + 1
+
+
+def forget_only_child(_: UnifiedTreeCore, upper: Node, lower: Node) -> None:
+    lower.only_child = upper
+
+
+def forget_path(tree: UnifiedTreeCore, _: Node, __: Node) -> None:
+    tree._policy = EvictionPolicy.TLRU
+
+
+def prefer_child(tree: UnifiedTreeCore, _: Node, lower: Node) -> None:
+    tree._policy = EvictionPolicy.PRIORITY
+    lower.standing += 1
 
 
 def miscount(tree: UnifiedTreeCore, _: Node, __: Node) -> None:
@@ -119,6 +137,10 @@ FAULTS: dict[Callable[[UnifiedTreeCore, Node, Node], None], str] = {
     lose_slots: "holds 3 slots for 4 tokens",
     share_slots: "4 slots are in two places",
     forget_in_queue: "an unlocked leaf that eviction does not know",
+    queue_too_late: "is worth less than the 3 under which eviction has it",
+    forget_only_child: "has 0 children and an only child",
+    forget_path: "has standing 0, its parent 0",
+    prefer_child: "has standing 1, its parent 0",
     miscount: "ledgers say 20 evictable and 0 protected, counted 16 and 0",
     use_child_alone: "was used after its parent",
     store_while_pending: "is stored and being offloaded",
@@ -141,6 +163,16 @@ def test_fault_is_found_and_named(
     break_it(tree, upper, lower)
     with pytest.raises(ContractError, match=complaint):
         check_invariants(tree)
+
+
+def test_child_of_every_leaf_is_found() -> None:
+    tree, upper, _ = a_tree()
+    NO_CHILDREN[b""] = upper
+    try:
+        with pytest.raises(ContractError, match="children of every leaf"):
+            check_invariants(tree)
+    finally:
+        NO_CHILDREN.clear()
 
 
 def test_lock_of_a_node_that_is_gone_is_found() -> None:

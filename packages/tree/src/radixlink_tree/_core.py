@@ -12,12 +12,16 @@ Rules of the file:
 2. A receipt locks the path from its node to the root. A locked node is never evicted. A split
    copies the count.
 3. What must happen outside is returned as actions, never done here.
-4. Without a linker no page key, hit count or digest is computed.
+4. Without a linker no page key, hit count or digest is computed, and what only some policies look
+   at is kept only for them.
+5. What every call does for each node of its path is written out in its loop, on local names: a call
+   or a property there costs more than the step itself.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from itertools import count
+from typing import TYPE_CHECKING, Final, cast
 from zlib import crc32
 
 import torch
@@ -31,17 +35,26 @@ from radixlink_contracts import (
     InsertOrigin,
     InsertResult,
     MatchResult,
-    NodeId,
-    ReceiptId,
 )
 from radixlink_contracts.actions import BackupKV, FreeDeviceKV
 from radixlink_contracts.errors import ContractError, InvalidTransitionError, StaleHandleError
 from radixlink_tree._chain import PageChain
 from radixlink_tree._evict import EvictionQueue
 from radixlink_tree._hashing import TOKEN_BYTES, framed_namespace, namespace_seed
-from radixlink_tree._node import Node, NodeView, chain_of
+from radixlink_tree._node import NO_CHILDREN, Node, NodeView, chain_of
+from radixlink_tree._policies import (
+    KEEPS_STANDING,
+    VALUES_FALL,
+    EvictionPolicy,
+    new_standing,
+    note_insert,
+    split_standing,
+    value_of,
+)
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from radixlink_contracts import (
         DecLockRefParams,
         EvictParams,
@@ -49,44 +62,67 @@ if TYPE_CHECKING:
         InsertParams,
         MatchPrefixParams,
         Namespace,
+        NodeId,
         OperationId,
         PageKeySource,
         RadixKey,
+        ReceiptId,
         TreeNodeView,
     )
     from radixlink_contracts.actions import CacheAction
 
-_ROOT: Final = NodeId(0)
 _DIGEST_MASK: Final = (1 << 64) - 1
 _DIGEST_PRIME: Final = 0x100000001B3
+#: A large eviction is handed over in pieces: each is made in memory that the nodes of the one before
+#: gave back, where a whole one would take as much new memory as it is about to free.
+_PIECE_TOKENS: Final = 8192
 
 
 class UnifiedTreeCore:
     """The tree of one engine rank, for full attention. Implements `LinkedTreeCore`."""
 
-    def __init__(self, *, page_size: int) -> None:
+    def __init__(
+        self,
+        *,
+        page_size: int,
+        policy: EvictionPolicy = EvictionPolicy.LRU,
+        tail_tokens: int = 0,
+    ) -> None:
         """Make an empty tree.
 
         Args:
             page_size: Tokens.
+            policy: Which unlocked leaf is given up first.
+            tail_tokens: How much of the end of each conversation `EvictionPolicy.TLRU` gives up
+                before anything else; 0 for the other policies.
 
         Raises:
-            ContractError: The page size is below 1.
+            ContractError: The page size is below 1, or the tail is negative or not asked for.
         """
         if page_size < 1:
             msg = f"UnifiedTreeCore: expected a page_size of at least 1, got {page_size}"
             raise ContractError(msg)
+        if tail_tokens < 0 or (tail_tokens and policy is not EvictionPolicy.TLRU):
+            msg = (
+                "UnifiedTreeCore: expected tail_tokens of 0, or more for TLRU, "
+                f"got {tail_tokens} for {policy.name}"
+            )
+            raise ContractError(msg)
         self._page_size = page_size
         self._page_bytes = page_size * TOKEN_BYTES
-        self._next_node = _ROOT
-        self._next_receipt = 0
+        # Drawn from, not called as types: a NewType is a call of a Python function.
+        self._node_ids = cast("Iterator[NodeId]", count())
+        self._receipt_ids = cast("Iterator[ReceiptId]", count(1))
         self._tick = 0
         #: The threshold of the attached linker; None without one.
         self._backup_threshold: int | None = None
         self._digest = 0
-        self._queue = EvictionQueue()
+        self._policy = policy
+        self._keeps_standing = policy in KEEPS_STANDING
+        self._values_fall = policy in VALUES_FALL
         #: Every node but those evicted, by id.
         self._nodes: dict[NodeId, Node] = {}
+        self._queue = EvictionQueue(value_of(policy, tail_tokens), self._nodes)
         #: The receipts that were not given back.
         self._receipts: dict[ReceiptId, IncLockRefResult] = {}
         #: The nodes that each offload on its way speaks of: one, or more after splits. Some may be
@@ -129,11 +165,11 @@ class UnifiedTreeCore:
 
     def path_indices(self, node_id: NodeId) -> torch.Tensor:
         """The full slots from the root to the end of a node. Shape: (tokens of the path,) int64."""
-        node = self._find(node_id)
+        node = self._nodes.get(node_id) or self._find(node_id)
         runs: list[torch.Tensor] = []
-        while node.parent is not None:
+        while (parent := node.parent) is not None:
             runs.append(node.device_indices)
-            node = node.parent
+            node = parent
         if not runs:
             return _no_indices()
         runs.reverse()
@@ -165,36 +201,43 @@ class UnifiedTreeCore:
     def insert(self, params: InsertParams) -> InsertResult:
         """Add a sequence; see `TreeCore.insert`."""
         key, value = params.key, params.value
-        total = self._floor(len(key))
-        if len(value) < total:
-            msg = f"insert: expected slots for {total} tokens, got {len(value)}"
+        total = len(key.token_ids)
+        total -= total % self._page_size
+        if value.numel() < total:
+            msg = f"insert: expected slots for {total} tokens, got {value.numel()}"
             raise ContractError(msg)
-        if params.prev_prefix_len < 0 or params.prev_prefix_len % self._page_size:
+        prev_prefix_len = params.prev_prefix_len
+        if prev_prefix_len < 0 or prev_prefix_len % self._page_size:
             msg = (
                 f"insert: expected a prev_prefix_len in whole pages of {self._page_size} tokens, "
-                f"got {params.prev_prefix_len}"
+                f"got {prev_prefix_len}"
             )
             raise ContractError(msg)
         tokens = key.token_ids.tobytes()
         node, end = self._walk(key, tokens)
         prefix_len = end // TOKEN_BYTES
-        if params.prev_prefix_len > prefix_len:
+        if prev_prefix_len > prefix_len:
             msg = (
-                f"insert: expected at least prev_prefix_len={params.prev_prefix_len} tokens in the "
+                f"insert: expected at least prev_prefix_len={prev_prefix_len} tokens in the "
                 f"tree, got {prefix_len}: the matched prefix was not locked"
             )
             raise ContractError(msg)
         actions: list[CacheAction] = []
-        if prefix_len > params.prev_prefix_len:
-            actions.append(FreeDeviceKV(indices=value[params.prev_prefix_len : prefix_len]))
+        if prefix_len > prev_prefix_len:
+            actions.append(FreeDeviceKV(indices=value[prev_prefix_len:prefix_len]))
         adopted = AdoptedRanges() if params.track_adopted_ranges else None
         if prefix_len < total:
-            leaf = self._add_leaf(
+            node = self._add_leaf(
                 node, key, tokens[end : total * TOKEN_BYTES], value[prefix_len:total]
             )
+            if self._keeps_standing:
+                node.standing = new_standing(self._policy, self._tick, params.priority)
             if adopted is not None:
                 adopted.record(ComponentType.FULL, prefix_len, total)
-            node = leaf
+        if self._keeps_standing:
+            note_insert(self._policy, node, total, params)
+        if node.queued is None:
+            self._queue.offer(node)
         if self._backup_threshold is not None:
             self._note_insert(node, total, params, actions, self._backup_threshold)
         return InsertResult(
@@ -214,22 +257,30 @@ class UnifiedTreeCore:
         page_bytes = self._page_bytes
         limit = len(tokens) - len(tokens) % page_bytes
         self._tick = tick = self._tick + 1
+        starts_with = tokens.startswith
         node, at = self._root, 0
+        if not limit:
+            return node, at
         edge = tokens[:page_bytes]
         if key.namespace is not DEFAULT_NAMESPACE:
             edge = framed_namespace(key.namespace) + edge
-        while at < limit:
-            child = node.children.get(edge)
-            if child is None:
-                break
+        child = node.children.get(edge)
+        while child is not None:
             run = child.tokens
-            if not tokens.startswith(run, at):
+            if not starts_with(run, at):
                 shared = _shared_bytes(run, tokens, at, limit, page_bytes)
-                node, at = self._split(child, shared), at + shared
+                if shared:
+                    node, at = self._split(child, shared), at + shared
                 break
             child.last_access = tick
-            node, at = child, at + len(run)
-            edge = tokens[at : at + page_bytes]
+            node = child
+            at += len(run)
+            if at == limit:
+                break
+            # An only child is compared at once: no page to copy and hash.
+            child = node.only_child or node.children.get(tokens[at : at + page_bytes])
+        if self._values_fall:
+            self._queue.offer(node)
         return node, at
 
     def _add_leaf(self, parent: Node, key: RadixKey, tokens: bytes, value: torch.Tensor) -> Node:
@@ -241,10 +292,9 @@ class UnifiedTreeCore:
         if parent is self._root:
             edge = framed_namespace(key.namespace) + edge
         leaf = self._new_node(parent, edge, tokens, value.clone(), key.namespace)
-        parent.children[edge] = leaf
+        parent.adopt(edge, leaf)
         leaf.last_access = self._tick
-        self._evictable += leaf.num_tokens
-        self._queue.offer(leaf)
+        self._evictable += len(tokens) // TOKEN_BYTES
         if self._backup_threshold is not None:
             self._note(leaf.node_id, crc32(tokens, crc32(edge)))
         return leaf
@@ -270,13 +320,16 @@ class UnifiedTreeCore:
             self._pending[node.pending_operation].append(upper)
         if node.chain is not None:
             upper.chain, node.chain = node.chain.split(cut // self._page_bytes)
-        parent.children[node.edge] = upper
+        parent.adopt(node.edge, upper)
         node.parent = upper
         node.tokens = node.tokens[cut:]
         node.device_indices = node.device_indices[num_tokens:].clone()
         node.edge = node.tokens[: self._page_bytes]
-        upper.children[node.edge] = node
+        upper.adopt(node.edge, node)
+        upper.standing = split_standing(self._policy, node)
         self._note(node.node_id, cut)
+        if self._values_fall:
+            self._queue.offer(node)
         return upper
 
     # -- eviction and locks ------------------------------------------------------------------------
@@ -289,42 +342,49 @@ class UnifiedTreeCore:
                 f"got swa_num_tokens={params.swa_num_tokens}, mamba_num={params.mamba_num}"
             )
             raise ContractError(msg)
+        actions: list[CacheAction] = []
         freed: list[torch.Tensor] = []
-        evicted = 0
+        evicted = handed_over = 0
         while evicted < params.num_tokens:
             leaf = self._queue.pop()
             if leaf is None:
                 break
-            evicted += leaf.num_tokens
+            evicted += len(leaf.tokens) // TOKEN_BYTES
             freed.append(leaf.device_indices)
             self._remove(leaf)
-        actions = (FreeDeviceKV(indices=torch.cat(freed)),) if freed else ()
-        return EvictResult(num_tokens_evicted=evicted, cache_actions=actions)
+            if evicted - handed_over >= _PIECE_TOKENS:
+                actions.append(_free(freed))
+                freed, handed_over = [], evicted
+        self._evictable -= evicted
+        if freed:
+            actions.append(_free(freed))
+        return EvictResult(num_tokens_evicted=evicted, cache_actions=tuple(actions))
 
     def _remove(self, leaf: Node) -> None:
-        """Take an unlocked leaf out of the tree."""
+        """Take an unlocked leaf out of the tree; the ledger is the caller's."""
         parent = leaf.parent
         assert parent is not None
-        del parent.children[leaf.edge]
+        parent.disown(leaf.edge)
         del self._nodes[leaf.node_id]
         leaf.parent = None
-        self._evictable -= leaf.num_tokens
-        self._queue.offer(parent)
+        if parent.children is NO_CHILDREN:
+            self._queue.offer(parent)
         self._note(leaf.node_id, -1)
 
     def inc_lock_ref(self, params: IncLockRefParams) -> IncLockRefResult:
         """Lock a path; see `TreeCore.inc_lock_ref`."""
-        node = self._find(params.node_id)
-        while node.parent is not None:
+        node = self._nodes.get(params.node_id) or self._find(params.node_id)
+        locked = 0
+        while (parent := node.parent) is not None:
             if node.lock_ref == 0:
-                self._evictable -= node.num_tokens
-                self._protected += node.num_tokens
+                locked += len(node.tokens)
             node.lock_ref += 1
-            node = node.parent
-        self._next_receipt += 1
-        receipt = ReceiptId(self._next_receipt)
-        result = IncLockRefResult(receipt_id=receipt, node_id=params.node_id)
-        self._receipts[receipt] = result
+            node = parent
+        self._evictable -= locked // TOKEN_BYTES
+        self._protected += locked // TOKEN_BYTES
+        receipt_id = next(self._receipt_ids)
+        result = IncLockRefResult(receipt_id=receipt_id, node_id=params.node_id)
+        self._receipts[receipt_id] = result
         return result
 
     def dec_lock_ref(self, params: DecLockRefParams) -> None:
@@ -337,14 +397,17 @@ class UnifiedTreeCore:
             )
             raise StaleHandleError(msg)
         del self._receipts[receipt.receipt_id]
-        node = self._nodes[receipt.node_id]
-        while node.parent is not None:
-            node.lock_ref -= 1
-            if node.lock_ref == 0:
-                self._evictable += node.num_tokens
-                self._protected -= node.num_tokens
-                self._queue.offer(node)
-            node = node.parent
+        end = node = self._nodes[receipt.node_id]
+        released = 0
+        while (parent := node.parent) is not None:
+            node.lock_ref = lock_ref = node.lock_ref - 1
+            if lock_ref == 0:
+                released += len(node.tokens)
+            node = parent
+        self._evictable += released // TOKEN_BYTES
+        self._protected -= released // TOKEN_BYTES
+        # All others on the path have a child.
+        self._queue.offer(end)
 
     def reset(self) -> tuple[CacheAction, ...]:
         """Forget everything; see `TreeCore.reset`. Ids are not used again."""
@@ -444,9 +507,9 @@ class UnifiedTreeCore:
         namespace: Namespace,
     ) -> Node:
         """A node under the next id, not yet linked."""
-        node = Node(self._next_node, parent, edge, tokens, device_indices, namespace)
-        self._next_node = NodeId(self._next_node + 1)
-        self._nodes[node.node_id] = node
+        node_id = next(self._node_ids)
+        node = Node(node_id, parent, edge, tokens, device_indices, namespace)
+        self._nodes[node_id] = node
         return node
 
     def _find(self, node_id: NodeId) -> Node:
@@ -468,16 +531,24 @@ class UnifiedTreeCore:
             self._digest = ((mixed ^ (what & _DIGEST_MASK)) * _DIGEST_PRIME) & _DIGEST_MASK
 
 
+def _free(runs: list[torch.Tensor]) -> FreeDeviceKV:
+    """The action that frees these slots."""
+    # What one node held is nobody else's any more: it needs no copy.
+    return FreeDeviceKV(indices=runs[0] if len(runs) == 1 else torch.cat(runs))
+
+
 def _no_indices() -> torch.Tensor:
     """No slots. Shape: (0,) int64."""
     return torch.empty(0, dtype=torch.int64)
 
 
 def _shared_bytes(run: bytes, tokens: bytes, at: int, limit: int, page_bytes: int) -> int:
-    """How many bytes of `run` in whole pages equal `tokens[at:]`; at least the first page does.
+    """How many bytes of `run` in whole pages equal `tokens[at:]`.
 
     Cost: one comparison and one copy of the shared part.
     """
+    if not tokens.startswith(run[:page_bytes], at):
+        return 0
     low, high = 1, min(len(run), limit - at) // page_bytes
     while low < high:
         middle = (low + high + 1) // 2

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 from radixlink_contracts.errors import ContractError
 from radixlink_tree._hashing import TOKEN_BYTES, framed_namespace
+from radixlink_tree._node import NO_CHILDREN
+from radixlink_tree._policies import standings_agree
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -25,6 +27,11 @@ def check_invariants(tree: UnifiedTreeCore) -> None:
     Mutates: nothing.
     Cost: O(tree).
     """
+    if NO_CHILDREN:
+        # Every leaf leads there: no walk would end.
+        ids = [node.node_id for node in NO_CHILDREN.values()]
+        msg = f"tree invariants broken: nodes {ids} are children of every leaf"
+        raise ContractError(msg)
     faults = [fault for node in _all_nodes(tree) for fault in _node_faults(tree, node)]
     faults += _ledger_faults(tree)
     if faults:
@@ -48,6 +55,9 @@ def _node_faults(tree: UnifiedTreeCore, node: Node) -> Iterator[str]:
         yield f"{name} is linked but not registered"
     if node.lock_ref < 0:
         yield f"{name} has lock count {node.lock_ref}"
+    children = list(node.children.values())
+    if node.only_child is not (children[0] if len(children) == 1 else None):
+        yield f"{name} has {len(children)} children and an only child {node.only_child}"
     for edge, child in node.children.items():
         below = f"node {child.node_id}"
         if child.parent is not node or child.edge != edge:
@@ -67,8 +77,13 @@ def _node_faults(tree: UnifiedTreeCore, node: Node) -> Iterator[str]:
         yield f"{name} holds {len(node.device_indices)} slots for {node.num_tokens} tokens"
     if node.parent.parent is not None and node.parent.last_access < node.last_access:
         yield f"{name} was used after its parent"
-    if not node.children and node.lock_ref == 0 and not node.queued:
-        yield f"{name} is an unlocked leaf that eviction does not know"
+    if node.parent.parent is not None and not standings_agree(tree._policy, node.parent, node):
+        yield f"{name} has standing {node.standing}, its parent {node.parent.standing}"
+    if not node.children and node.lock_ref == 0:
+        if node.queued is None:
+            yield f"{name} is an unlocked leaf that eviction does not know"
+        elif node.queued > tree._queue.value_of(node):
+            yield f"{name} is worth less than the {node.queued} under which eviction has it"
     yield from _store_faults(tree, node, name)
 
 
@@ -100,9 +115,9 @@ def _ledger_faults(tree: UnifiedTreeCore) -> Iterator[str]:
     slots = [slot for node in nodes for slot in node.device_indices.tolist()]
     if len(slots) != len(set(slots)):
         yield f"{len(slots) - len(set(slots))} slots are in two places"
-    entries = sorted(node.node_id for node in tree._queue.entries())
-    if entries != sorted(node.node_id for node in nodes if node.queued):
-        yield f"the eviction queue has entries for {entries}, which is not what its nodes say"
+    entries = tree._queue.entries()
+    if entries != {node.node_id: node.queued for node in nodes if node.queued is not None}:
+        yield f"the eviction queue has entries {entries}, which is not what its nodes say"
     yield from _lock_faults(tree, nodes)
     for operation, offloaded in tree._pending.items():
         for node in offloaded:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import attrs
 
@@ -29,9 +29,11 @@ class Node:
         "lock_ref",
         "namespace",
         "node_id",
+        "only_child",
         "parent",
         "pending_operation",
         "queued",
+        "standing",
         "stored",
         "tokens",
     )
@@ -57,20 +59,26 @@ class Node:
         #: Shape: (tokens,) int64.
         self.device_indices = device_indices
         self.namespace = namespace
-        self.children: dict[bytes, Node] = {}
+        #: By edge. Written only by `adopt` and `disown`.
+        self.children: dict[bytes, Node] = NO_CHILDREN
+        #: The child, where there is just one; so a walk along a conversation, which is mostly a
+        #: chain, looks nothing up.
+        self.only_child: Node | None = None
         #: How many receipts have this node on their path. Never below 0; the root, which is never
         #: evicted, counts none.
         self.lock_ref = 0
         #: The tick of its last use; a parent's is never below a child's.
         self.last_access = 0
+        #: What the eviction policy keeps of it: one number, see `_policies`.
+        self.standing = 0
         #: Inserts that passed here; counted only while a linker is attached.
         self.hit_count = 0
         #: Every rank confirmed that the store holds it.
         self.stored = False
         #: The offload on its way; never set on a stored node.
         self.pending_operation: OperationId | None = None
-        #: True while the eviction queue has an entry for it.
-        self.queued = False
+        #: The value under which the eviction queue has it; None where it does not.
+        self.queued: int | None = None
         #: The page keys, made when a linker first asks.
         self.chain: PageChain | None = None
 
@@ -78,6 +86,28 @@ class Node:
     def num_tokens(self) -> int:
         """Tokens of this node alone."""
         return len(self.tokens) // TOKEN_BYTES
+
+    def adopt(self, edge: bytes, child: Node) -> None:
+        """Take a child, in the place of another under the same edge if there is one."""
+        if self.children is NO_CHILDREN:
+            self.children = {edge: child}
+        else:
+            self.children[edge] = child
+        self.only_child = child if len(self.children) == 1 else None
+
+    def disown(self, edge: bytes) -> None:
+        """Let a child go."""
+        del self.children[edge]
+        if not self.children:
+            self.children = NO_CHILDREN
+            self.only_child = None
+        elif len(self.children) == 1:
+            (self.only_child,) = self.children.values()
+
+
+#: What all leaves share, and nobody writes to: most nodes are leaves, and a dictionary of its own
+#: would be a tenth of such a node.
+NO_CHILDREN: Final[dict[bytes, Node]] = {}
 
 
 def chain_of(node: Node, page_size: int) -> PageChain:
