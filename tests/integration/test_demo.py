@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -109,22 +111,84 @@ def test_a_report_that_cannot_be_written_is_told(run_demo: RunDemo, tmp_path: Pa
         "--report",
         str(tmp_path / "file" / "report"),
     )
-    assert result.returncode == 1
+    assert result.returncode == 11
     assert "--report" in result.stderr
     assert "Traceback" not in result.stderr
 
 
-def test_being_told_to_end_leaves_nothing_behind(model_cache: Path, tmp_path: Path) -> None:
+@contextmanager
+def _running(
+    model_cache: Path, tmp_path: Path, **environment: str
+) -> Iterator[tuple[subprocess.Popen[str], int]]:
+    """The command while it runs, and the process of its first replica; both replicas are starting or ready."""
     command = [sys.executable, "-c", "import radixlink, sys; sys.exit(radixlink.main())", "demo"]
-    with subprocess.Popen(
-        [*command, *_SHORT],
-        cwd=tmp_path,
-        env={**os.environ, "XDG_CACHE_HOME": str(model_cache)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    ) as running:
+    with (
+        (tmp_path / "stderr").open("w") as stderr,
+        subprocess.Popen(
+            [*command, *_SHORT],
+            cwd=tmp_path,
+            env={**os.environ, "XDG_CACHE_HOME": str(model_cache), **environment},
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            text=True,
+        ) as running,
+    ):
         assert running.stdout is not None
-        assert "replica A is pid" in running.stdout.readline()
-        running.terminate()
+        first = running.stdout.readline()
+        assert "replica A is pid" in first, (tmp_path / "stderr").read_text()
+        yield running, int(first.split()[-1])
+
+
+def test_being_told_to_end_more_than_once_leaves_nothing_behind(
+    model_cache: Path, tmp_path: Path
+) -> None:
+    before = _directories()
+    with _running(model_cache, tmp_path) as (running, _):
+        for number in (signal.SIGHUP, signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            running.send_signal(number)
         assert running.wait(60.0) == 130
+    assert (tmp_path / "stderr").read_text().endswith("radixlink: interrupted\n")
+    assert _directories() <= before
+
+
+def test_a_run_after_one_that_was_killed_removes_what_that_left(
+    run_demo: RunDemo, model_cache: Path, tmp_path: Path
+) -> None:
+    before = _directories()
+    with _running(model_cache, tmp_path) as (running, _):
+        assert running.stdout is not None
+        assert "replica B is pid" in running.stdout.readline()
+        running.kill()
+        running.wait(60.0)
+        assert len(_directories() - before) == 2
+    assert run_demo("--model", str(tmp_path / "missing")).returncode == 3
+    assert _directories() <= before
+
+
+def test_a_replica_that_is_killed_between_turns_is_named(model_cache: Path, tmp_path: Path) -> None:
+    with _running(model_cache, tmp_path) as (running, pid):
+        assert running.stdout is not None
+        assert "replica B is pid" in running.stdout.readline()
+        # It is not asked before the second turn.
+        os.kill(pid, signal.SIGKILL)
+        running.stdout.read()
+        assert running.wait(60.0) == 9
+    told = (tmp_path / "stderr").read_text()
+    assert f"replica A, pid {pid}, is gone: replica A ended with exit code -9" in told
+    assert "Traceback" not in told
+
+
+def test_a_closed_output_and_a_long_temp_dir_are_no_traceback(
+    model_cache: Path, tmp_path: Path
+) -> None:
+    # An address of a socket has 108 bytes.
+    temp = tmp_path / ("long" * 30)
+    temp.mkdir()
+    with _running(model_cache, tmp_path, TMPDIR=str(temp)) as (running, _):
+        assert running.stdout is not None
+        running.stdout.close()
+        assert running.wait(60.0) == 10
+    told = (tmp_path / "stderr").read_text()
+    assert told.endswith("radixlink: the output was closed before the end\n")
+    assert "Traceback" not in told
+    assert list(temp.glob("radixlink-*")) == []

@@ -55,3 +55,14 @@ def test_too_few_slots_are_told_with_what_mpirun_said(run_demo: RunDemo, tmp_pat
     assert "not enough slots" in result.stderr
     assert "Traceback" not in result.stderr
     assert shared_memory() <= before
+
+
+def test_a_place_for_the_mpi_store_is_refused_and_not_ignored(
+    run_demo: RunDemo, tmp_path: Path
+) -> None:
+    before = shared_memory()
+    result = run_demo(*_SHORT, "--no-ranks", "--store-dir", str(tmp_path))
+    assert result.returncode == 7, result.stdout + result.stderr
+    assert f"expected an empty location, got '{tmp_path}'" in result.stderr
+    assert "Traceback" not in result.stderr
+    assert shared_memory() <= before

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 
 from radixlink import main
@@ -7,11 +9,71 @@ from radixlink._stores import known_stores, store_factory
 from radixlink.errors import StoreError
 from radixlink_contracts import StoreConfig
 
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.fixture(autouse=True)
+def own_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The report and the models are in the test's own directory."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def refuse_to_launch(*_: object) -> None:
+    pytest.fail("a process was started")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "exit_code", "told"),
+    [
+        (["--store", "tape"], 7, "--store tape: expected one of"),
+        (["--store-dir", "file"], 7, "--store-dir file: expected a directory"),
+        (["--report", "file/report"], 11, "--report file/report: cannot be written"),
+        (["--report", "."], 11, "--report .: cannot be written"),
+        (["--tokens", "20000"], 2, "--tokens 20000: the longest conversation would have"),
+        (["--turns", "400"], 2, "takes at most 32768"),
+    ],
+)
+def test_what_cannot_work_is_refused_before_anything_is_launched(
+    arguments: list[str],
+    exit_code: int,
+    told: str,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("radixlink.demo._processes.Processes.start", refuse_to_launch)
+    (tmp_path / "file").write_text("no directory")
+    assert main(["demo", "--model", "tiny", *arguments]) == exit_code
+    printed = capsys.readouterr().err
+    assert told in printed
+    assert "Traceback" not in printed
+
+
+def test_probing_the_report_changes_nothing(tmp_path: Path) -> None:
+    report = tmp_path / "new" / "report.json"
+    assert main(["demo", "--model", "missing", "--report", str(report)]) == 3
+    assert not report.exists()
+    report.write_text("of an earlier run")
+    assert main(["demo", "--model", "missing", "--report", str(report)]) == 3
+    assert report.read_text() == "of an earlier run"
+
+
+def test_what_the_system_refuses_is_a_message_and_no_failed_check(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "missing"))
+    assert main(["demo", "--model", "tiny"]) == 10
+    printed = capsys.readouterr().err
+    assert str(tmp_path / "missing") in printed
+    assert "Traceback" not in printed
+
 
 def test_a_model_that_is_not_there_ends_with_its_exit_code(
-    capsys: pytest.CaptureFixture[str], tmp_path_factory: pytest.TempPathFactory
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    missing = tmp_path_factory.mktemp("models") / "missing"
+    missing = tmp_path / "missing"
     assert main(["demo", "--model", str(missing)]) == 3
     told = capsys.readouterr().err
     assert str(missing) in told

@@ -24,11 +24,14 @@ if TYPE_CHECKING:
 @pytest.fixture
 def ends(tmp_path: Path) -> Iterator[tuple[Channel, Channel]]:
     """The command's end and the replica's."""
-    switchboard = Switchboard(tmp_path / "s")
+    # An address of a socket has 108 bytes.
+    directory = tmp_path / ("long" * 50)
+    directory.mkdir()
+    switchboard = Switchboard(directory / "s")
     found: list[Channel] = []
 
     def connect() -> None:
-        replica = Channel.connect(str(tmp_path / "s"), 5.0)
+        replica = Channel.connect(directory / "s", 5.0)
         replica.send(Hello(index=1, pid=42))
         found.append(replica)
 

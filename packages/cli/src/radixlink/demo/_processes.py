@@ -8,7 +8,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Self
 
@@ -35,15 +34,14 @@ _QUIET_MPI: Final = {
 class Processes:
     """Processes in sessions of their own, ended as groups. A context manager: leaving it ends them all."""
 
-    def __init__(self) -> None:
-        """Start with none."""
+    def __init__(self, logs: Path) -> None:
+        """Start with none.
+
+        Args:
+            logs: The directory for what they print; whoever made it removes it, after `end`.
+        """
         self._started: list[tuple[str, subprocess.Popen[bytes], Path]] = []
-        self._logs = Path(tempfile.mkdtemp(prefix="radixlink-logs-"))
-        memory = Path("/dev/shm")  # noqa: S108 -- a new directory of our own is made in it
-        #: Where MPI puts what its ranks share, so that a killed rank leaves nothing elsewhere.
-        self.backing = Path(
-            tempfile.mkdtemp(prefix="radixlink-mpi-", dir=memory if memory.is_dir() else None)
-        )
+        self._logs = logs
 
     def __enter__(self) -> Self:
         """Nothing to begin."""
@@ -79,11 +77,17 @@ class Processes:
         self._started.append((name, process, log))
         return len(self._started) - 1
 
-    def ended(self, place: int) -> str | None:
-        """Why a process has ended, with the end of what it printed; None while it runs."""
+    def ended(self, place: int, within_s: float = 0.0) -> str | None:
+        """Why a process has ended, with the end of what it printed; None while it runs.
+
+        Args:
+            place: As `start` returned it.
+            within_s: Wait so long for its end.
+        """
         name, process, log = self._started[place]
-        code = process.poll()
-        if code is None:
+        try:
+            code = process.wait(within_s)
+        except subprocess.TimeoutExpired:
             return None
         return f"{name} ended with exit code {code}{_tail(log)}"
 
@@ -110,8 +114,6 @@ class Processes:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(_END_TIMEOUT_S)
             _kill_group(process)
-        shutil.rmtree(self._logs, ignore_errors=True)
-        shutil.rmtree(self.backing, ignore_errors=True)
 
 
 def _kill_group(process: subprocess.Popen[bytes]) -> None:
@@ -122,7 +124,7 @@ def _kill_group(process: subprocess.Popen[bytes]) -> None:
 
 
 def _tail(log: Path) -> str:
-    """The end of what a process printed, or nothing; all logs are gone after `end`."""
+    """The end of what a process printed, or nothing once the log is gone."""
     if not log.is_file():
         return ""
     text = log.read_text(errors="replace").strip()
@@ -158,6 +160,9 @@ def mpirun() -> str:
     beside = Path(sys.executable).parent / "mpirun"
     found = str(beside) if beside.is_file() else shutil.which("mpirun")
     if found is None:
-        msg = "mpirun was not found: pip install 'radixlink[mpi]', or install Open MPI"
+        msg = (
+            "mpirun was not found: install the extra `mpi` of the package radixlink (packages/cli of "
+            "the checkout), or Open MPI"
+        )
         raise LaunchError(msg)
     return found

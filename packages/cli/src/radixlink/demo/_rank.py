@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 import attrs
 
+from radixlink.demo._report import largest
 from radixlink.demo.conversations import load_conversations
 from radixlink.models import PreparedModel, load_tokenizer
 from radixlink_contracts import PageBits, RequestId, Shard, StoreConfig
@@ -136,7 +137,7 @@ class _Rank:
             "restored_tokens_after_loss": lossy.figures.restored_tokens,
             "computed_tokens_after_loss": lossy.figures.computed_tokens,
             "identical": not self.faults,
-            "max_dlogit": max(self.distances),
+            "max_dlogit": largest(self.distances),
         }
 
 

@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import TYPE_CHECKING, Final, assert_never
+from contextlib import closing
+from pathlib import Path
+from time import monotonic as _now
+from typing import TYPE_CHECKING, Final, assert_never, cast
 
 import torch
 
@@ -24,10 +27,12 @@ from radixlink.demo._messages import (
     Stop,
     TurnFigures,
 )
+from radixlink.demo._pulse import Pulse
 from radixlink.errors import CommandError, ReplicaError, StoreError
+from radixlink.models import ModelNotFoundError
 from radixlink_comm import SingleRank
 from radixlink_contracts import RequestId, StoreConfig
-from radixlink_contracts.errors import LinkError, StorageError
+from radixlink_contracts.errors import CapacityError, LinkError, StorageError
 from radixlink_transformers import (
     LoadStarted,
     LookupStarted,
@@ -37,8 +42,10 @@ from radixlink_transformers import (
     generate_without_cache,
     load_model,
 )
+from radixlink_transformers.errors import ModelLoadError, UnsupportedModelError
 
 if TYPE_CHECKING:
+    from radixlink_contracts import StoreFactory
     from radixlink_transformers import CausalModel, Progress, TransformersEngine
 
 _CONNECT_TIMEOUT_S: Final = 10.0
@@ -54,44 +61,67 @@ def serve(channel: Channel, index: int) -> None:
         msg = f"replica {index}: expected a spec first, got {type(spec).__name__}"
         raise ReplicaError(msg)
     torch.set_num_threads(spec.num_threads)
-    channel.send(Note(text="loading the model"))
-    model = load_model(spec.model_dir)
-    channel.send(Note(text="opening the store"))
     config = StoreConfig(location=spec.store_dir, capacity_bytes=spec.store_bytes)
-    stores = store_factory(spec.store, config)
-    engine = build_engine(
-        model,
-        identity_name=spec.model_name,
-        revision=spec.model_digest,
-        page_size=spec.page_size,
-        num_pages=spec.num_pages,
-        stores=stores,
-        group=SingleRank(),
-    )
+    # Made first: it refuses a wrong location before anybody waits for a model.
+    with closing(store_factory(spec.store, config)) as stores:
+        channel.send(Note(text="loading the model"))
+        model = _load_model(spec)
+        pulse = Pulse(lambda text: channel.send(Note(text=text)), _now)
+        # Every model of transformers is a module; the Protocol is only what the engine uses of it.
+        cast("torch.nn.Module", model).register_forward_pre_hook(pulse.forward)
+        channel.send(Note(text="opening the store"))
+        with _open_engine(model, stores, spec) as engine:
+            # The first forward of a process sets torch up, which would count against one side of the comparison.
+            engine.first_token_without_store(range(_WARM_UP_TOKENS))
+            channel.send(Ready())
+            while isinstance(message := channel.receive(), Ask):
+                channel.send(_answer(pulse, engine, model, message))
+    if not isinstance(message, Stop):
+        msg = f"replica {index}: expected a question or the end, got {type(message).__name__}"
+        raise ReplicaError(msg)
+
+
+def _load_model(spec: ReplicaSpec) -> CausalModel:
+    """The model of a replica.
+
+    Raises:
+        ModelNotFoundError: Its files are damaged, or it is of a kind that the engine does not run.
+    """
     try:
-        # The first forward of a process sets torch up, which would count against one side of the comparison.
-        engine.first_token_without_store(range(_WARM_UP_TOKENS))
-        channel.send(Ready())
-        while isinstance(message := channel.receive(), Ask):
-            channel.send(_answer(channel, engine, model, message))
-        if not isinstance(message, Stop):
-            msg = f"replica {index}: expected a question or the end, got {type(message).__name__}"
-            raise ReplicaError(msg)
-    finally:
-        engine.close()
-        stores.close()
+        return load_model(spec.model_dir)
+    except (ModelLoadError, UnsupportedModelError) as error:
+        raise ModelNotFoundError(f"model {spec.model_name!r}: {error}") from error
 
 
-def _answer(
-    channel: Channel, engine: TransformersEngine, model: CausalModel, ask: Ask
-) -> TurnFigures:
+def _open_engine(model: CausalModel, stores: StoreFactory, spec: ReplicaSpec) -> TransformersEngine:
+    """The engine of a replica, its store open.
+
+    Raises:
+        StoreError: There is no room for the store.
+        StorageError: It cannot be opened.
+    """
+    try:
+        return build_engine(
+            model,
+            identity_name=spec.model_name,
+            revision=spec.model_digest,
+            page_size=spec.page_size,
+            num_pages=spec.num_pages,
+            stores=stores,
+            group=SingleRank(),
+        )
+    except CapacityError as error:
+        raise StoreError(f"--store {spec.store}: {error}") from error
+
+
+def _answer(pulse: Pulse, engine: TransformersEngine, model: CausalModel, ask: Ask) -> TurnFigures:
     """Answer with the store off, then on, then check against a run without a cache and against a wrong page.
 
     Where the device has nothing of the prompt, the run with the store off is the run without a cache, held once.
     """
     without_s = None
     if engine.num_tokens_on_device(ask.prompt):
-        channel.send(Note(text="store off, for comparison"))
+        pulse.begin("store off, for comparison")
         without = engine.first_token_without_store(ask.prompt)
         without_s = without.figures.time_to_first_token_s
     before = engine.pages_by_writer
@@ -99,13 +129,13 @@ def _answer(
         ask.prompt,
         RequestId(ask.request_id),
         ask.num_tokens,
-        on_progress=lambda progress: _tell(channel, progress),
+        on_progress=lambda progress: _tell(pulse, progress),
     )
     after = engine.pages_by_writer
     if not engine.settle(_SETTLE_TIMEOUT_S):
         msg = f"the store did not take the pages of this turn within {_SETTLE_TIMEOUT_S:g} s"
         raise ReplicaError(msg)
-    channel.send(Note(text="checking against a run without a cache"))
+    pulse.begin("checking against a run without a cache")
     reference = generate_without_cache(model, ask.prompt, ask.num_tokens)
     if without_s is None:
         without_s = reference.time_to_first_token_s
@@ -145,17 +175,17 @@ def _distance(logits: torch.Tensor, other: torch.Tensor) -> float:
     return float((logits - other).abs().max())
 
 
-def _tell(channel: Channel, progress: Progress) -> None:
+def _tell(pulse: Pulse, progress: Progress) -> None:
     """Pass progress on, for people."""
     match progress:
         case LookupStarted(num_device_tokens=tokens):
-            channel.send(Note(text=f"{tokens} tokens on the device; asking the store"))
+            pulse.begin(f"{tokens} tokens on the device; asking the store")
         case LoadStarted(num_tokens=tokens):
-            channel.send(Note(text=f"restoring {tokens} tokens"))
+            pulse.begin(f"restoring {tokens} tokens")
         case PrefillStarted(num_tokens=tokens):
-            channel.send(Note(text=f"computing {tokens} tokens"))
+            pulse.begin(f"computing {tokens} tokens")
         case TokenGenerated():
-            pass
+            pass  # The pulse counts them.
         case _:
             assert_never(progress)
 
@@ -164,7 +194,7 @@ def main(arguments: list[str]) -> int:
     """Run as a process; failures are told to the command before it ends."""
     path, who = arguments
     index = _mpi_rank() if who == "mpi" else int(who)
-    channel = Channel.connect(path, _CONNECT_TIMEOUT_S)
+    channel = Channel.connect(Path(path), _CONNECT_TIMEOUT_S)
     try:
         serve(channel, index)
     except (EOFError, BrokenPipeError, ConnectionResetError):

@@ -3,19 +3,31 @@
 from __future__ import annotations
 
 import json
+from contextlib import contextmanager
+from math import isnan
 from statistics import median
 from typing import TYPE_CHECKING, Final
 
 import attrs
 
+from radixlink.errors import ReportError
+
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from radixlink.demo._messages import TurnFigures
 
 MAX_DLOGIT: Final = 1e-3
 """How far logits in fp32 may be from those of a run without a cache. A page swapped for another moves them more."""
+
+MIN_SPEED_UP: Final = 4.0
+"""So many times sooner the first token must come than with the store off: the median of the turns that restored.
+
+Not judged for the tiny model, which computes its prompts in a fraction of a second.
+"""
+
+_UNTIMED_MODEL: Final = "tiny"
 
 _HEADER: Final = (
     f"{'turn':>4} {'document':<11} {'on':<2} {'prompt':>6} {'device':>6} {'restored':>8} "
@@ -86,7 +98,7 @@ class RanksReport:
         faults = []
         if not self.identical:
             faults.append("two ranks: tokens differ from a run without a cache")
-        if self.max_dlogit > MAX_DLOGIT:
+        if not _is_close(self.max_dlogit):
             faults.append(f"two ranks: logits are off by {self.max_dlogit:.2e}")
         if min(self.restored_tokens) == 0 or len(set(self.restored_tokens)) > 1:
             faults.append(f"two ranks: restored {self.restored_tokens} tokens")
@@ -131,18 +143,19 @@ class DemoReport:
 
     @property
     def max_dlogit(self) -> float:
-        """The largest difference of logits from a run without a cache."""
-        return max(turn.figures.dlogit for turn in self.turns)
+        """The largest difference of logits from a run without a cache, two ranks included."""
+        ranks = [] if self.ranks is None else [self.ranks.max_dlogit]
+        return largest([*(turn.figures.dlogit for turn in self.turns), *ranks])
 
     @property
     def control_dlogit(self) -> float | None:
-        """The smallest difference that one swapped page made; None where nothing was restored."""
+        """The smallest difference that one swapped page made, NaN before all; None where nothing was restored."""
         controls = [
             turn.figures.control_dlogit
             for turn in self.turns
             if turn.figures.control_dlogit is not None
         ]
-        return min(controls, default=None)
+        return min(controls, key=lambda control: (not isnan(control), control), default=None)
 
     @property
     def median_speed_up(self) -> float:
@@ -158,12 +171,15 @@ class DemoReport:
                 faults.append(f"{where}: tokens differ from a run without a cache")
             if turn.number > 1 and turn.figures.restored_tokens == 0:
                 faults.append(f"{where}: nothing was restored")
-        if self.max_dlogit > MAX_DLOGIT:
-            faults.append(f"logits are off by {self.max_dlogit:.2e}, more than {MAX_DLOGIT:.0e}")
-        control = self.control_dlogit
-        if control is not None and control <= MAX_DLOGIT:
+            if not _is_close(turn.figures.dlogit):
+                faults.append(
+                    f"{where}: logits are off by {turn.figures.dlogit:.2e}, more than {MAX_DLOGIT:.0e}"
+                )
+            faults += _faults_of_control(turn.figures, where)
+        if self.model != _UNTIMED_MODEL and not self.median_speed_up >= MIN_SPEED_UP:
             faults.append(
-                f"the check does not see a swapped page: it moves logits by {control:.2e}"
+                f"first token only {self.median_speed_up:.1f} times sooner than with the store off, "
+                f"expected {MIN_SPEED_UP:g} (median of the turns that restored)"
             )
         if self.ranks is not None:
             faults += self.ranks.faults()
@@ -183,7 +199,7 @@ class DemoReport:
             f"tokens identical to runs without a cache: {'yes' if self.identical else 'NO'}; "
             f"logits differ by at most {self.max_dlogit:.1e}"
             + ("" if control is None else f", with one page swapped by at least {control:.1e}"),
-            f"replica pid {self.ended_pid} was killed before the last turns, which restored what it had stored",
+            self._survival(),
         ]
         if self.ranks is None:
             lines.append(f"two tensor-parallel ranks: left out: {self.ranks_skipped}")
@@ -194,11 +210,22 @@ class DemoReport:
             )
         return lines
 
+    def _survival(self) -> str:
+        """What the last turns had of the replica that was killed before them."""
+        last = [turn for turn in self.turns if turn.number == self.turns[-1].number]
+        by_writer = [turn.figures.pages_by_writer for turn in last]
+        restored = sum(sum(pages.values()) for pages in by_writer)
+        of_killed = sum(pages.get(self.ended_pid, 0) for pages in by_writer)
+        return (
+            f"replica pid {self.ended_pid} was killed before the last turns: {of_killed} of the "
+            f"{restored} pages that they restored are ones that it had stored"
+        )
+
     def write(self, path: Path) -> None:
         """Write everything as JSON, the derived figures first.
 
         Raises:
-            OSError: The path cannot be written.
+            ReportError: The path cannot be written.
         """
         content = {
             "identical": self.identical,
@@ -208,8 +235,56 @@ class DemoReport:
             "faults": self.faults(),
             **attrs.asdict(self),
         }
+        with _reporting(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(json.dumps(content, indent=2) + "\n")
+
+
+def require_writable(path: Path) -> None:
+    """A report can be written there; its directory is made, what is there stays as it is.
+
+    Raises:
+        ReportError: It cannot.
+    """
+    with _reporting(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(content, indent=2) + "\n")
+        is_new = not path.exists()
+        path.open("a").close()
+        if is_new:
+            path.unlink()
+
+
+@contextmanager
+def _reporting(path: Path) -> Iterator[None]:
+    """What the system refuses about a report's path is a `ReportError`."""
+    try:
+        yield
+    except OSError as error:
+        raise ReportError(f"--report {path}: cannot be written: {error}") from error
+
+
+def largest(distances: Iterable[float]) -> float:
+    """The largest distance; NaN where there is one, since nothing is known then.
+
+    >>> largest([0.0, float("nan"), 1.0])
+    nan
+    """
+    return max(distances, key=lambda distance: (isnan(distance), distance))
+
+
+def _is_close(dlogit: float) -> bool:
+    """True when logits are as near as they should be; NaN is not."""
+    return dlogit <= MAX_DLOGIT
+
+
+def _faults_of_control(figures: TurnFigures, where: str) -> list[str]:
+    """What is wrong with a turn's control: whether the check sees a swapped page."""
+    control = figures.control_dlogit
+    if control is None:
+        return [f"{where}: restored without a control"] if figures.restored_tokens else []
+    if control > MAX_DLOGIT:
+        return []
+    return [f"{where}: the check does not see a swapped page: it moves logits by {control:.2e}"]
 
 
 def header() -> str:
@@ -228,5 +303,5 @@ def ranks_report(told: Sequence[Mapping[str, object]]) -> RanksReport:
         computed_tokens_after_loss=numbers("computed_tokens_after_loss"),
         restored_tokens_after_loss=numbers("restored_tokens_after_loss"),
         identical=all(bool(rank["identical"]) for rank in told),
-        max_dlogit=max(float(str(rank["max_dlogit"])) for rank in told),
+        max_dlogit=largest(float(str(rank["max_dlogit"])) for rank in told),
     )

@@ -99,7 +99,7 @@ def require_modules(extra: str, modules: Sequence[str], purpose: str) -> None:
     if missing:
         raise MissingExtraError(
             f"{purpose} needs {', '.join(modules)}; not installed: {', '.join(missing)}. "
-            f"Install with: pip install 'radixlink[{extra}]'"
+            f"Install the extra `{extra}` of the package radixlink (packages/cli of the checkout)"
         )
 
 

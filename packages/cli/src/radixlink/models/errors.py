@@ -1,6 +1,6 @@
 """The errors of preparing a model, each with an exit code of its own.
 
-The codes 1 and 2 are left to the command itself: 1 for any other error, 2 for wrong arguments.
+All other codes are in `radixlink.errors`.
 """
 
 from radixlink.errors import CommandError
@@ -14,7 +14,7 @@ __all__ = [
 
 
 class ModelNotFoundError(CommandError):
-    """The name is no known model, or the path is no model directory."""
+    """The name is no known model, the path is no model directory, or what is there does not load."""
 
     exit_code = 3
 

@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+
+from radixlink.demo._signals import EndingSignals
+
+ENDING = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
+
+
+def send(number: signal.Signals) -> None:
+    """Have this process get a signal; its handler has run when this returns."""
+    os.kill(os.getpid(), number)
+
+
+@pytest.mark.parametrize("number", ENDING)
+def test_the_first_signal_interrupts_and_all_others_are_ignored(number: signal.Signals) -> None:
+    with EndingSignals() as signals:
+        with pytest.raises(KeyboardInterrupt), signals.interrupting():
+            send(number)
+        for other in ENDING:
+            send(other)
+
+
+def clean_up_while_signals_come(signals: EndingSignals) -> None:
+    """Be interrupted, and clean up inside the part that may be interrupted."""
+    with signals.interrupting():
+        try:
+            send(signal.SIGTERM)
+        except KeyboardInterrupt:
+            for number in ENDING:
+                send(number)
+
+
+def test_the_cleanup_of_an_inner_step_is_not_interrupted_either() -> None:
+    with EndingSignals() as signals:
+        clean_up_while_signals_come(signals)
+
+
+def test_a_signal_during_an_ordinary_cleanup_is_ignored() -> None:
+    with EndingSignals() as signals:
+        with signals.interrupting():
+            pass
+        for number in ENDING:
+            send(number)
+
+
+def test_a_signal_during_the_preparation_interrupts_what_follows() -> None:
+    with EndingSignals() as signals:
+        send(signal.SIGTERM)
+        with pytest.raises(KeyboardInterrupt), signals.interrupting():
+            pytest.fail("began although a signal had come")
+
+
+def test_signals_do_afterwards_what_they_did_before() -> None:
+    before = [signal.getsignal(number) for number in ENDING]
+    with EndingSignals():
+        assert all(signal.getsignal(number) not in before for number in ENDING)
+    assert [signal.getsignal(number) for number in ENDING] == before
+
+
+def test_a_signal_that_was_ignored_stays_ignored() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with EndingSignals() as signals, signals.interrupting():
+            send(signal.SIGHUP)
+    finally:
+        signal.signal(signal.SIGHUP, before)
