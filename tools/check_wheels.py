@@ -82,11 +82,16 @@ def main() -> int:
         python = install(list(wheels.values()), scratch / "venv")
         smoke = ROOT / "tests" / "packaging" / "smoke_imports.py"
         # -I: no PYTHONPATH and no current directory, which could lend what a wheel lacks.
-        # LD_LIBRARY_PATH: a path file lends no shared libraries, and mpi4py looks for one.
+        # A path file lends no shared libraries, and mpi4py looks for one; importing it starts MPI,
+        # whose shared memory then goes with the scratch directory.
+        mpi = {
+            "LD_LIBRARY_PATH": str(Path(sys.prefix) / "lib"),
+            "OMPI_MCA_btl_sm_backing_directory": str(scratch),
+        }
         done = subprocess.run(
             [str(python), "-I", str(smoke), *map(str, wheels.values())],
             cwd=scratch,
-            env=os.environ | {"LD_LIBRARY_PATH": str(Path(sys.prefix) / "lib")},
+            env=os.environ | mpi,
             check=False,
         )
         return int(failed) or done.returncode
