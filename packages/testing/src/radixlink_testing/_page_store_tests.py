@@ -35,6 +35,7 @@ from radixlink_contracts import (
     Shard,
 )
 from radixlink_contracts.errors import ContractError, IdentityError, StaleHandleError
+from radixlink_testing._overrides import unexplained_overrides
 from radixlink_testing.pages import page_column, page_key, page_keys, page_parts
 
 if TYPE_CHECKING:
@@ -113,13 +114,7 @@ class PageStoreTests:
     def __init_subclass__(cls) -> None:
         """Note which cases a subclass replaces without saying why it must."""
         super().__init_subclass__()
-        cls._overridden = tuple(
-            name
-            for name in vars(PageStoreTests)
-            if name.startswith("test_")
-            and getattr(cls, name) is not vars(PageStoreTests)[name]
-            and not _is_xfail_with_reason(getattr(cls, name))
-        )
+        cls._overridden = unexplained_overrides(cls, (PageStoreTests,))
 
     @pytest.fixture
     def place(self) -> StorePlace:
@@ -394,12 +389,6 @@ class PageStoreTests:
             worker.join()
         assert failures == []
         assert sum(hits) > 0
-
-
-def _is_xfail_with_reason(case: object) -> bool:
-    """True when a case is marked as one that must fail, with the reason."""
-    marks = getattr(case, "pytestmark", [])
-    return any(mark.name == "xfail" and mark.kwargs.get("reason") for mark in marks)
 
 
 def _evict(store: PageStore, keys: PageKeys) -> None:

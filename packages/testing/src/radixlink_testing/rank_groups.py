@@ -30,6 +30,7 @@ import pytest
 from typing_extensions import override
 
 from radixlink_contracts.errors import AgreementError, ContractError, InvalidTransitionError
+from radixlink_testing._overrides import unexplained_overrides
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -380,14 +381,7 @@ class RankGroupTests:
         """Note which cases a subclass outside this module replaces without saying why it must."""
         super().__init_subclass__()
         suites = [suite for suite in cls.__mro__ if suite.__module__ == __name__]
-        cls._overridden = tuple(
-            name
-            for suite in suites
-            for name, case in vars(suite).items()
-            if name.startswith("test_")
-            and getattr(cls, name) is not case
-            and not _says_why(getattr(cls, name))
-        )
+        cls._overridden = unexplained_overrides(cls, suites)
 
     def test_no_case_is_overridden(self) -> None:
         """A case that is replaced proves nothing, unless it says why it cannot pass."""
@@ -460,9 +454,3 @@ class ManyRanksTests(RankGroupTests):
     def test_different_collectives_are_noticed(self, run_case: RunCase) -> None:
         """On every rank alike, where each says its name; and `renew` heals that, too."""
         run_case(different_collectives_are_noticed)
-
-
-def _says_why(test: object) -> bool:
-    """True if a test is marked as expected to fail, with a reason."""
-    marks: list[pytest.Mark] = getattr(test, "pytestmark", [])
-    return any(mark.name == "xfail" and mark.kwargs.get("reason") for mark in marks)
