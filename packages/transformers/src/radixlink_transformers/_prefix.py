@@ -19,7 +19,7 @@ from radixlink_transformers._values import LoadStarted, LookupStarted
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from radixlink_contracts import LinkedPrefixCache, MatchResult, OperationId, RadixKey, RequestId
+    from radixlink_contracts import LinkedPrefixCache, MatchResult, RadixKey, RequestId
     from radixlink_transformers._patience import Patience
     from radixlink_transformers._request import EngineRequest
     from radixlink_transformers._stay import Stay
@@ -98,7 +98,7 @@ class PrefixFinder:
             ):
                 match = self.find_on_device(request.key).match
                 break
-            if not self._wait(request.request_id, match.waiting_on, patience):
+            if not self._wait(request.request_id, patience):
                 # The store is too slow: do without. A load that was started ends for nobody.
                 self._cache.release_aborted_request(request.request_id)
                 match = self.find_on_device(request.key).match
@@ -133,9 +133,7 @@ class PrefixFinder:
             case _:
                 assert_never(answer)
 
-    def _wait(
-        self, request_id: RequestId, waiting_on: OperationId | None, patience: Patience
-    ) -> bool:
+    def _wait(self, request_id: RequestId, patience: Patience) -> bool:
         """Step until it is worth to match again; False when that takes too long."""
         while True:
             report = self._cache.step()
@@ -143,6 +141,3 @@ class PrefixFinder:
                 return True
             if not patience.pause():
                 return False
-            if waiting_on is not None:
-                # Another request's load: its end need not name this one.
-                return True
