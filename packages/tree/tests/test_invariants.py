@@ -117,7 +117,7 @@ def forget_operation(tree: UnifiedTreeCore, _: Node, lower: Node) -> None:
 
 
 def count_without_linker(tree: UnifiedTreeCore, _: Node, __: Node) -> None:
-    tree._backup_threshold = None
+    tree._offloads.threshold = None
 
 
 def rekey(tree: UnifiedTreeCore, upper: Node, lower: Node) -> None:

@@ -491,7 +491,7 @@ def picture(rig: Rig) -> object:
         for node in rig.tree._nodes.values()
     ]
     tree = rig.tree
-    return nodes, rig.offered, rig.sizes, tree.mutation_digest, tree._backup_threshold
+    return nodes, rig.offered, rig.sizes, tree.mutation_digest, tree._offloads.threshold
 
 
 def test_linker_can_come_back_and_starts_from_nothing(rig: Rig) -> None:

@@ -15,7 +15,7 @@ What its docstring calls provisional is typed but may change until the part that
 
 from radixlink_contracts._bits import PageBits
 from radixlink_contracts._comm import RankGroup
-from radixlink_contracts._component import LinkerComponent, TreeComponent, TreeHooks
+from radixlink_contracts._component import LinkerComponent
 from radixlink_contracts._controller import (
     NOTHING_HAPPENED,
     LayerWisePrefixCache,
@@ -145,9 +145,7 @@ __all__ = [
     "StoreConfig",
     "StoreFactory",
     "Touchable",
-    "TreeComponent",
     "TreeCore",
-    "TreeHooks",
     "TreeNodeView",
     "UnifiedCacheLinker",
 ]

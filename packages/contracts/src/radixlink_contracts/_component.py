@@ -1,12 +1,10 @@
-"""`TreeComponent`: how one kind of attention state takes part in the tree and in external caching."""
+"""`LinkerComponent`: how one kind of attention state takes part in external caching."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    import torch
-
     from radixlink_contracts._engine import RequestKV
     from radixlink_contracts._insert import InsertResult
     from radixlink_contracts._keys import PageKeySource
@@ -14,11 +12,12 @@ if TYPE_CHECKING:
     from radixlink_contracts._pools import ComponentType
     from radixlink_contracts._transfers import PoolTransfer
     from radixlink_contracts._tree import TreeNodeView
-    from radixlink_contracts.actions import CacheAction
 
 
 class LinkerComponent(Protocol):
-    """The external phases of a component. Complete for Full.
+    """The external phases of a component.
+
+    What a node holds of it is the tree's: a tree that knows its windows and states walks them without a call a node.
 
     Ranks: all, the same calls in the same order.
     Thread: the scheduler's, but for LOOKUP, which any thread may build: it reads nothing but its arguments.
@@ -60,7 +59,6 @@ class LinkerComponent(Protocol):
         transfer: PoolTransfer,
         prefix_len: int,
         insert_result: InsertResult | None = None,
-        canonical_full: torch.Tensor | None = None,
     ) -> PoolTransfer | None:
         """Follow what becomes of a load.
 
@@ -72,45 +70,9 @@ class LinkerComponent(Protocol):
             transfer: This component's own.
             prefix_len: Tokens of the sequence up to the end of the load.
             insert_result: With COMMIT: what the tree took, ranges included.
-            canonical_full: With COMMIT: the tree's own full slots of the loaded range. Shape: (loaded tokens,) int64.
 
         Returns:
             The transfer as it stands now: with COMMIT reduced to what the tree took; None after ABORT, or where
             nothing is left of it.
         """
         ...
-
-    def apply_action(self, action: CacheAction) -> None:
-        """Carry out an action that the tree routed to this component.
-
-        Raises:
-            ContractError: It is none of this component's.
-        """
-        ...
-
-
-class TreeHooks(Protocol):
-    """What the tree asks of an auxiliary component while it walks. Provisional until SWA and Mamba land.
-
-    Full is the base: the tree holds its slots and locks itself, and calls no hook for it.
-    """
-
-    def on_node_created(self, node: TreeNodeView, value: torch.Tensor) -> None:
-        """A leaf was made for `value`. Shape: (tokens of the node,) int64."""
-        ...
-
-    def on_node_split(self, parent: TreeNodeView, child: TreeNodeView) -> None:
-        """A node became two: deal its state out to the new upper half and the lower half."""
-        ...
-
-    def on_node_evicted(self, node: TreeNodeView) -> tuple[CacheAction, ...]:
-        """A node goes: say what to free."""
-        ...
-
-    def accepts_boundary(self, node: TreeNodeView) -> bool:
-        """True when a match may end behind this node. Called for each node of a path, the root's child first."""
-        ...
-
-
-class TreeComponent(LinkerComponent, TreeHooks, Protocol):
-    """A component with everything. Provisional with `TreeHooks`."""

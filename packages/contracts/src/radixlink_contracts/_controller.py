@@ -159,6 +159,25 @@ class PrefixCache(Protocol):
         """
         ...
 
+    def fork_state(self, receipt: IncLockRefResult) -> int | None:
+        """Copy the recurrent state at the end of a locked match into a slot of the request's own.
+
+        The tree's state is a checkpoint that nobody writes to; the request goes on from its copy, and frees it.
+
+        When: at admission, after `inc_lock_ref`.
+        Mutates: evicts a state where no slot is free.
+
+        Returns:
+            The slot, or None when there is no room.
+
+        Raises:
+            ContractError: The match ends at no state: the cache has none, or the receipt is the root's.
+            StaleHandleError: The receipt was released before.
+
+        Cost: one copy of a state, ordered as the next forward is.
+        """
+        ...
+
     def release_aborted_request(self, request_id: RequestId) -> None:
         """Forget a request in whatever state it is. Idempotent; a load that was started is decided for nobody.
 
@@ -251,22 +270,12 @@ class LinkedPrefixCache(PrefixCache, Protocol):
 
 
 class LayerWisePrefixCache(LinkedPrefixCache, Protocol):
-    """The calls of layer-wise loads, recurrent states and explanation (provisional)."""
+    """The calls of layer-wise loads and explanation (provisional)."""
 
     def finish_loads(self, batch: BatchIndex | None) -> StepReport:
         """Agree on the layer-wise loads of a batch.
 
         When: after its forward was launched and before its results are processed.
-        """
-        ...
-
-    def fork_state(self, request: RequestKV) -> int | None:
-        """Give a request its own copy of the recurrent state at the end of its match.
-
-        When: at admission.
-
-        Returns:
-            The slot, or None when there is no room.
         """
         ...
 

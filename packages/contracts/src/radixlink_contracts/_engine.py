@@ -36,7 +36,7 @@ class RequestKV(Protocol):
         ...
 
     def evicted_floor(self, component: ComponentType) -> int:
-        """The token below which the request's own state of an auxiliary component is gone (provisional)."""
+        """The token below which the request's own state of a component is gone (provisional: with layer-wise loads)."""
         ...
 
     def repoint(self, start: int, indices: torch.Tensor) -> None:
@@ -50,7 +50,7 @@ class RequestKV(Protocol):
 
     @property
     def state_slot(self) -> int | None:
-        """The request's own recurrent-state slot (provisional)."""
+        """The request's own recurrent-state slot (provisional: with layer-wise loads)."""
         ...
 
 

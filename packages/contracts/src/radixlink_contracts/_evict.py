@@ -16,8 +16,8 @@ class EvictParams:
 
     Attributes:
         num_tokens: Full attention.
-        swa_num_tokens: Sliding window (provisional).
-        mamba_num: Recurrent states (provisional).
+        swa_num_tokens: Sliding window.
+        mamba_num: Recurrent states.
     """
 
     num_tokens: int = 0
@@ -31,8 +31,8 @@ class EvictResult:
 
     Attributes:
         num_tokens_evicted: Full attention.
-        swa_num_tokens_evicted: Sliding window (provisional).
-        mamba_num_evicted: Recurrent states (provisional).
+        swa_num_tokens_evicted: Sliding window.
+        mamba_num_evicted: Recurrent states.
         cache_actions: What the caller must do now, in this order.
     """
 

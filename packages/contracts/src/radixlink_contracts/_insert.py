@@ -74,23 +74,27 @@ class InsertParams:
         prev_prefix_len: Tokens at the front that the tree already owns (what the request matched): never given back
             as duplicates.
         inserted_len: Tokens that an earlier insert of the same request already counted as a hit.
-        priority: Eviction priority for the priority policies (provisional).
+        prompt_len: Tokens of the prompt: what follows gets a node of its own, so that it can be given up alone. 0 for
+            no such cut.
+        priority: Eviction priority, for the policies that go by one.
         origin: Where the pages came from.
         track_adopted_ranges: Record in the result which ranges of `value` the tree took.
         component_evicted_seqlens: For each auxiliary component, the token below which the request's own state is
-            already gone (provisional).
-        mamba_value: The state slot at the end of the key. Shape: (1,) int64 (provisional).
+            already gone: a multiple of the page size. Of use with SWA.
+        mamba_value: The slot of the state at the end of the key, which then is whole pages. The tree's from now on,
+            unless `InsertResult.mamba_exist`.
     """
 
     key: RadixKey
     value: torch.Tensor
     prev_prefix_len: int = 0
     inserted_len: int = 0
+    prompt_len: int = 0
     priority: int = 0
     origin: InsertOrigin = InsertOrigin.COMPUTED
     track_adopted_ranges: bool = False
     component_evicted_seqlens: Mapping[ComponentType, int] = attrs.field(factory=dict)
-    mamba_value: torch.Tensor | None = None
+    mamba_value: int | None = None
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -103,7 +107,7 @@ class InsertResult:
         last_device_node: The node where the insert ended.
         cache_actions: What the caller must do now, in this order.
         adopted_ranges: Which ranges of the value the tree took; None where nobody asked.
-        mamba_exist: The end already had a state, so the caller keeps its own (provisional).
+        mamba_exist: The end already had a state, so the caller keeps its own.
     """
 
     prefix_len: int

@@ -19,8 +19,9 @@ class IncLockRefParams:
     """What to lock.
 
     Attributes:
-        node_id: The end of the path. Full attention is locked from here to the root.
-        skip_lock_components: Components not to take (provisional).
+        node_id: The end of the path. Full attention is locked from here to the root, window slots as far up as one
+            window reaches, the recurrent state at this node alone.
+        skip_lock_components: Auxiliary components not to take.
     """
 
     node_id: NodeId
@@ -34,12 +35,17 @@ class IncLockRefResult:
     Attributes:
         receipt_id: This acquisition.
         node_id: The end of the path, as it was locked.
-        skipped_lock_components: What was not taken (provisional).
+        skipped_lock_components: What was not taken.
+        swa_locked_len: Tokens at the end of the path whose window slots were taken: whole nodes, one window or, where
+            the path is shorter, all of it. Splits do not move it.
+        mamba_locked: The node's state was taken.
     """
 
     receipt_id: ReceiptId
     node_id: NodeId
     skipped_lock_components: tuple[ComponentType, ...] = ()
+    swa_locked_len: int = 0
+    mamba_locked: bool = False
 
     def to_dec_params(self) -> DecLockRefParams:
         """The release of just this acquisition."""

@@ -43,11 +43,15 @@ class MatchResult:
     """What was found. All lengths are tokens and multiples of the page size.
 
     Attributes:
-        device_prefix_len: How much of the sequence is on the device.
+        device_prefix_len: How much of the sequence is on the device, with all that its end needs: a live window
+            behind it, a state at it.
         last_device_node: The node where that part ends (the root for 0). Its path's indices are read on demand.
         external: What is agreed about the rest.
         host_hit_length: Tokens beyond `device_prefix_len` that can be restored; 0 unless `external` is HIT.
         waiting_on: The operation that already loads the first missing page, where one does.
+        full_kv_hit_length: How much of it full attention alone has; at least `device_prefix_len`.
+        branching_len: Where a checkpoint would have let this match end and may let the next one that parts here:
+            beyond `device_prefix_len`, within `full_kv_hit_length`. 0 for none.
     """
 
     device_prefix_len: int
@@ -55,3 +59,5 @@ class MatchResult:
     external: ExternalMatch = ExternalMatch.NOT_ASKED
     host_hit_length: int = 0
     waiting_on: OperationId | None = None
+    full_kv_hit_length: int = 0
+    branching_len: int = 0

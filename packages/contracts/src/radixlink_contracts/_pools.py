@@ -8,7 +8,7 @@ import enum
 class ComponentType(enum.IntEnum):
     """A kind of attention state. The number is the place of its data in a node.
 
-    FULL is the base: it decides whether a node exists. SWA and MAMBA are provisional until their components land.
+    FULL is the base: it decides whether a node exists. SWA is a sliding window, MAMBA a recurrent state of any kind.
     """
 
     FULL = 0
@@ -37,5 +37,6 @@ class PoolHitPolicy(enum.StrEnum):
 
     #: Every page in [0, L).
     ALL_PAGES = "all_pages"
-    #: Every page in [max(0, L - T), L), T being the number of keys in that pool's lookup (at least 1). Provisional.
+    #: Every page in [max(0, L - T), L), T being the number of keys in that pool's lookup (at least 1): they only say how
+    #: long the trail is. The pages are those of the lookup's KV transfer, which has them all.
     TRAILING_PAGES = "trailing_pages"

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from radixlink_contracts._keys import PageKeySource, RadixKey
     from radixlink_contracts._locks import DecLockRefParams, IncLockRefParams, IncLockRefResult
     from radixlink_contracts._match import MatchPrefixParams, MatchResult
+    from radixlink_contracts._pools import ComponentType
     from radixlink_contracts.actions import CacheAction
 
 
@@ -40,8 +41,26 @@ class TreeNodeView(Protocol):
         ...
 
     @property
+    def has_swa(self) -> bool:
+        """True when the window slots of its tokens are there. All of them are, or none."""
+        ...
+
+    @property
+    def mamba_slot(self) -> int | None:
+        """The slot of the recurrent state at its end, where it has one."""
+        ...
+
+    @property
+    def unstored(self) -> tuple[ComponentType, ...]:
+        """What it holds that no store is known to hold, in the components' order.
+
+        What every rank confirmed is not in it. That is a hint, not a promise.
+        """
+        ...
+
+    @property
     def stored(self) -> bool:
-        """True when every rank confirmed that a store holds the node's pages. A hint, not a promise."""
+        """True when nothing is unstored."""
         ...
 
     @property
@@ -63,14 +82,27 @@ class TreeCore(Protocol):
         ...
 
     @property
+    def components(self) -> tuple[ComponentType, ...]:
+        """What its nodes hold, full attention first."""
+        ...
+
+    @property
+    def sliding_window(self) -> int:
+        """Tokens of the window, in whole pages; 0 without SWA."""
+        ...
+
+    @property
     def root(self) -> NodeId:
         """The empty prefix. Never evicted."""
         ...
 
     def match(self, params: MatchPrefixParams) -> MatchResult:
-        """Find the longest prefix on the device.
+        """Find the longest prefix on the device that a request can go on from.
 
-        Mutates: splits the node in which the match ends, and recency; allocates nothing.
+        It ends where every component allows: at a node with a state, behind a live window or a path that is live from
+        the root on.
+
+        Mutates: splits the node in which the full part ends, and recency; allocates nothing.
         Cost: O(nodes on the path), plus one comparison of the matched bytes.
         """
         ...
@@ -78,17 +110,23 @@ class TreeCore(Protocol):
     def insert(self, params: InsertParams) -> InsertResult:
         """Add a sequence. Slots of pages that were there already come back in a `FreeDeviceKV`.
 
+        A window or state that a node lacked is taken from the sequence where that has it.
+
         Raises:
-            ContractError: The value does not cover the key's whole pages.
+            ContractError: The value does not cover the key's whole pages, a length is not in whole pages or out of
+                range, or something of a component that this tree has not is given. Nothing changes then.
 
         Cost: O(nodes on the path), plus one comparison of the matched bytes.
         """
         ...
 
     def evict(self, params: EvictParams) -> EvictResult:
-        """Give up unlocked leaves, the least valuable first, until enough is free or nothing is left.
+        """Give up what is worth least until enough is free or nothing is left: full, then SWA, then Mamba.
 
-        Cost: O(log leaves) for each node given up.
+        Full goes by unlocked leaves, with all they hold. Of SWA and Mamba goes what was used longest ago: of an inner
+        node, or one whose full slots are locked, just that and what stands on it (a state on its window).
+
+        Cost: O(log leaves) for each leaf given up, O(1) for each window and state.
         """
         ...
 
@@ -97,8 +135,22 @@ class TreeCore(Protocol):
 
         Raises:
             StaleHandleError: There is no such node.
+            ContractError: FULL is to be skipped.
 
         Cost: O(nodes on the path).
+        """
+        ...
+
+    def dec_swa_lock_only(self, params: DecLockRefParams) -> IncLockRefResult:
+        """Release the window and the state of a receipt early: its request has moved on past them.
+
+        Returns:
+            The receipt for the full path, which stays locked. The one that was given is void.
+
+        Raises:
+            StaleHandleError: The receipt was released before, or is another tree's. Nothing changes.
+
+        Cost: O(nodes in the window).
         """
         ...
 
@@ -130,12 +182,20 @@ class TreeCore(Protocol):
 
     @property
     def evictable_size(self) -> int:
-        """Tokens on the device that no lock protects."""
+        """Tokens of full attention that no lock protects."""
         ...
 
     @property
     def protected_size(self) -> int:
-        """Tokens on the device that a lock protects."""
+        """Tokens of full attention that a lock protects."""
+        ...
+
+    def evictable(self, component: ComponentType) -> int:
+        """What no lock protects. Units: tokens; states for Mamba."""
+        ...
+
+    def protected(self, component: ComponentType) -> int:
+        """What a lock protects. Units: tokens; states for Mamba."""
         ...
 
 
@@ -178,7 +238,9 @@ class LinkedTreeCore(TreeCore, Protocol):
         ...
 
     def mark_offload_pending(self, node_id: NodeId, operation_id: OperationId) -> None:
-        """The node is being offloaded by this operation. Whoever reads its slots holds a lock on it for that long.
+        """What is unstored of the node is being offloaded by this operation.
+
+        Whoever reads its slots holds a lock on it for that long.
 
         Raises:
             InvalidTransitionError: It is stored, or another operation offloads it. Nothing changes.
@@ -186,9 +248,9 @@ class LinkedTreeCore(TreeCore, Protocol):
         ...
 
     def finish_offload(self, operation_id: OperationId, *, stored: bool) -> None:
-        """The operation ended: its node, and what was split off it since, is stored or is not.
+        """The operation ended: what it took of its node, and of what was split off it since, is stored or is not.
 
-        A node that was stored before stays stored.
+        What was stored before stays stored; what came to the node since is unstored.
 
         Raises:
             InvalidTransitionError: No node is being offloaded by it.
@@ -199,7 +261,8 @@ class LinkedTreeCore(TreeCore, Protocol):
     def mutation_digest(self) -> int:
         """64 bits that change with the nodes of the tree and are equal on ranks that made the same calls.
 
-        Splits, new leaves and evictions change it; locks, recency and marks show in those later.
+        Splits, new leaves, evictions, and windows and states that come or go change it; locks, recency and marks show
+        in those later.
 
         Made of replicated facts only: no page hash, clock or address is in it.
         """

@@ -15,13 +15,15 @@ Rules of the file:
 4. Without a linker no page key, hit count or digest is computed, and what only some policies look
    at is kept only for them.
 5. What every call does for each node of its path is written out in its loop, on local names: a call
-   or a property there costs more than the step itself.
+   or a property there costs more than the step itself. So windows and states are no hooks that a
+   node is shown to; the tree asks `Windows` and `States` once a call, about the end of a path.
+6. What may be refused is refused before the first change, but for splits and recency.
 """
 
 from __future__ import annotations
 
 from itertools import count
-from typing import TYPE_CHECKING, Final, cast
+from typing import TYPE_CHECKING, assert_never, cast
 from zlib import crc32
 
 import torch
@@ -32,16 +34,27 @@ from radixlink_contracts import (
     ComponentType,
     EvictResult,
     IncLockRefResult,
-    InsertOrigin,
     InsertResult,
     MatchResult,
 )
-from radixlink_contracts.actions import BackupKV, FreeDeviceKV
-from radixlink_contracts.errors import ContractError, InvalidTransitionError, StaleHandleError
+from radixlink_contracts.actions import (
+    BackupKV,
+    FreeDeviceKV,
+    FreeDeviceKVFullOnly,
+    FreeMambaSlots,
+    MoveSWA,
+)
+from radixlink_contracts.errors import ContractError, StaleHandleError
+from radixlink_tree._boundary import boundary
 from radixlink_tree._chain import PageChain
+from radixlink_tree._checks import check_auxiliary, check_insert, check_tokens
 from radixlink_tree._evict import EvictionQueue
+from radixlink_tree._freed import Freed
 from radixlink_tree._hashing import TOKEN_BYTES, framed_namespace, namespace_seed
+from radixlink_tree._mamba import States
 from radixlink_tree._node import NO_CHILDREN, Node, NodeView, chain_of
+from radixlink_tree._offloads import Offloads
+from radixlink_tree._overlap import Fate, overlap, pieces
 from radixlink_tree._policies import (
     KEEPS_STANDING,
     VALUES_FALL,
@@ -51,9 +64,11 @@ from radixlink_tree._policies import (
     split_standing,
     value_of,
 )
+from radixlink_tree._receipts import Receipts
+from radixlink_tree._swa import Windows
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from radixlink_contracts import (
         DecLockRefParams,
@@ -66,20 +81,20 @@ if TYPE_CHECKING:
         OperationId,
         PageKeySource,
         RadixKey,
-        ReceiptId,
         TreeNodeView,
     )
     from radixlink_contracts.actions import CacheAction
+    from radixlink_tree._mamba import StateRules
 
-_DIGEST_MASK: Final = (1 << 64) - 1
-_DIGEST_PRIME: Final = 0x100000001B3
-#: A large eviction is handed over in pieces: each is made in memory that the nodes of the one before
-#: gave back, where a whole one would take as much new memory as it is about to free.
-_PIECE_TOKENS: Final = 8192
+#: What happened to a node, for the digest, where it is no number of bytes.
+_EVICTED, _SWA_GONE, _SWA_CAME, _STATE_GONE, _STATE_CAME = -1, -2, -3, -4, -5
 
 
 class UnifiedTreeCore:
-    """The tree of one engine rank, for full attention. Implements `LinkedTreeCore`."""
+    """The tree of one engine rank: full attention, and windows and states where it has them.
+
+    Implements `LinkedTreeCore`.
+    """
 
     def __init__(
         self,
@@ -87,6 +102,8 @@ class UnifiedTreeCore:
         page_size: int,
         policy: EvictionPolicy = EvictionPolicy.LRU,
         tail_tokens: int = 0,
+        sliding_window: int = 0,
+        states: StateRules | None = None,
     ) -> None:
         """Make an empty tree.
 
@@ -95,9 +112,12 @@ class UnifiedTreeCore:
             policy: Which unlocked leaf is given up first.
             tail_tokens: How much of the end of each conversation `EvictionPolicy.TLRU` gives up
                 before anything else; 0 for the other policies.
+            sliding_window: Tokens that sliding-window attention looks back; 0 for a model without.
+            states: Where a model with recurrent states can take them; None for one without.
 
         Raises:
-            ContractError: The page size is below 1, or the tail is negative or not asked for.
+            ContractError: The page size is below 1, the window negative, or the tail negative or
+                not asked for.
         """
         if page_size < 1:
             msg = f"UnifiedTreeCore: expected a page_size of at least 1, got {page_size}"
@@ -108,28 +128,30 @@ class UnifiedTreeCore:
                 f"got {tail_tokens} for {policy.name}"
             )
             raise ContractError(msg)
+        if sliding_window < 0:
+            msg = f"UnifiedTreeCore: expected a sliding_window of at least 0, got {sliding_window}"
+            raise ContractError(msg)
         self._page_size = page_size
         self._page_bytes = page_size * TOKEN_BYTES
         # Drawn from, not called as types: a NewType is a call of a Python function.
         self._node_ids = cast("Iterator[NodeId]", count())
-        self._receipt_ids = cast("Iterator[ReceiptId]", count(1))
         self._tick = 0
-        #: The threshold of the attached linker; None without one.
-        self._backup_threshold: int | None = None
-        self._digest = 0
+        self._offloads = Offloads()
         self._policy = policy
         self._keeps_standing = policy in KEEPS_STANDING
         self._values_fall = policy in VALUES_FALL
         #: Every node but those evicted, by id.
         self._nodes: dict[NodeId, Node] = {}
         self._queue = EvictionQueue(value_of(policy, tail_tokens), self._nodes)
-        #: The receipts that were not given back.
-        self._receipts: dict[ReceiptId, IncLockRefResult] = {}
-        #: The nodes that each offload on its way speaks of: one, or more after splits. Some may be
-        #: evicted by now: an offload that is copied out needs no lock any more.
-        self._pending: dict[OperationId, list[Node]] = {}
+        self._receipts = Receipts()
         self._evictable = 0
         self._protected = 0
+        #: What nodes hold beside full attention.
+        self._windows = (
+            Windows(-(-sliding_window // page_size) * page_size) if sliding_window else None
+        )
+        self._states = None if states is None else States(states, page_size)
+        self._hybrid = self._windows is not None or self._states is not None
         self._root = self._new_node(None, b"", b"", _no_indices(), DEFAULT_NAMESPACE)
 
     # -- reading -----------------------------------------------------------------------------------
@@ -140,24 +162,63 @@ class UnifiedTreeCore:
         return self._page_size
 
     @property
+    def components(self) -> tuple[ComponentType, ...]:
+        """What nodes hold, full attention first."""
+        kinds = [ComponentType.FULL]
+        if self._windows is not None:
+            kinds.append(ComponentType.SWA)
+        if self._states is not None:
+            kinds.append(ComponentType.MAMBA)
+        return tuple(kinds)
+
+    @property
+    def sliding_window(self) -> int:
+        """Tokens of the window, in whole pages; 0 without."""
+        return 0 if self._windows is None else self._windows.num_tokens
+
+    @property
     def root(self) -> NodeId:
         """The empty prefix."""
         return self._root.node_id
 
     @property
     def evictable_size(self) -> int:
-        """Tokens that no lock protects."""
+        """Tokens of full attention that no lock protects."""
         return self._evictable
 
     @property
     def protected_size(self) -> int:
-        """Tokens that a lock protects."""
+        """Tokens of full attention that a lock protects."""
         return self._protected
+
+    def evictable(self, component: ComponentType) -> int:
+        """What no lock protects of a component; see `TreeCore.evictable`."""
+        match component:
+            case ComponentType.FULL:
+                return self._evictable
+            case ComponentType.SWA:
+                return 0 if self._windows is None else self._windows.evictable
+            case ComponentType.MAMBA:
+                return 0 if self._states is None else self._states.evictable
+            case _:
+                assert_never(component)
+
+    def protected(self, component: ComponentType) -> int:
+        """What a lock protects of a component; see `TreeCore.protected`."""
+        match component:
+            case ComponentType.FULL:
+                return self._protected
+            case ComponentType.SWA:
+                return 0 if self._windows is None else self._windows.protected
+            case ComponentType.MAMBA:
+                return 0 if self._states is None else self._states.protected
+            case _:
+                assert_never(component)
 
     @property
     def mutation_digest(self) -> int:
         """64 bits over the changes since the linker was attached."""
-        return self._digest
+        return self._offloads.digest
 
     def node(self, node_id: NodeId) -> TreeNodeView:
         """The node of an id; see `LinkedTreeCore.node`."""
@@ -196,23 +257,50 @@ class UnifiedTreeCore:
     def match(self, params: MatchPrefixParams) -> MatchResult:
         """Find the longest prefix; see `TreeCore.match`."""
         node, end = self._walk(params.key, params.key.token_ids.tobytes())
-        return MatchResult(device_prefix_len=end // TOKEN_BYTES, last_device_node=node.node_id)
+        length = end // TOKEN_BYTES
+        if self._hybrid:
+            return self._match_end(node, length)
+        return MatchResult(
+            device_prefix_len=length, last_device_node=node.node_id, full_kv_hit_length=length
+        )
+
+    def _match_end(self, full_end: Node, full_len: int) -> MatchResult:
+        """Go back to where every component lets the match end, and use what it needs there."""
+        windows, states = self._windows, self._states
+        end = boundary(
+            full_end,
+            0 if windows is None else windows.num_bytes,
+            needs_state=states is not None,
+        )
+        length, node = full_len, full_end
+        while node is not end:
+            assert node.parent is not None, "the boundary is on the path"
+            length -= node.num_tokens
+            node = node.parent
+        branching_len = 0
+        if states is not None:
+            states.use(end)
+            branching_len = states.branching_len(full_len, length)
+        elif full_len > length:
+            branching_len = full_len
+        if windows is not None:
+            windows.use(end)
+        return MatchResult(
+            device_prefix_len=length,
+            last_device_node=end.node_id,
+            full_kv_hit_length=full_len,
+            branching_len=branching_len,
+        )
 
     def insert(self, params: InsertParams) -> InsertResult:
         """Add a sequence; see `TreeCore.insert`."""
         key, value = params.key, params.value
         total = len(key.token_ids)
         total -= total % self._page_size
-        if value.numel() < total:
-            msg = f"insert: expected slots for {total} tokens, got {value.numel()}"
-            raise ContractError(msg)
+        check_insert(params, total, self._page_size)
+        if params.component_evicted_seqlens or params.mamba_value is not None:
+            check_auxiliary(params, total, self._page_size, self.components)
         prev_prefix_len = params.prev_prefix_len
-        if prev_prefix_len < 0 or prev_prefix_len % self._page_size:
-            msg = (
-                f"insert: expected a prev_prefix_len in whole pages of {self._page_size} tokens, "
-                f"got {prev_prefix_len}"
-            )
-            raise ContractError(msg)
         tokens = key.token_ids.tobytes()
         node, end = self._walk(key, tokens)
         prefix_len = end // TOKEN_BYTES
@@ -222,31 +310,148 @@ class UnifiedTreeCore:
                 f"tree, got {prefix_len}: the matched prefix was not locked"
             )
             raise ContractError(msg)
-        actions: list[CacheAction] = []
-        if prefix_len > prev_prefix_len:
-            actions.append(FreeDeviceKV(indices=value[prev_prefix_len:prefix_len]))
-        adopted = AdoptedRanges() if params.track_adopted_ranges else None
         if prefix_len < total:
-            node = self._add_leaf(
-                node, key, tokens[end : total * TOKEN_BYTES], value[prefix_len:total]
-            )
-            if self._keeps_standing:
-                node.standing = new_standing(self._policy, self._tick, params.priority)
+            check_tokens(key, prefix_len, total)
+        actions: list[CacheAction] = []
+        adopted = AdoptedRanges() if params.track_adopted_ranges else None
+        floor = params.component_evicted_seqlens.get(ComponentType.SWA, 0)
+        if prefix_len > prev_prefix_len:
+            if self._windows is None:
+                actions.append(FreeDeviceKV(indices=value[prev_prefix_len:prefix_len]))
+            else:
+                self._overlap(node, prefix_len, params, floor, actions, adopted)
+        if prefix_len < total:
+            for start, stop in self._leaves(prefix_len, total, floor, params.prompt_len):
+                run = tokens[start * TOKEN_BYTES : stop * TOKEN_BYTES]
+                node = self._add_leaf(node, key, run, value[start:stop])
+                if self._keeps_standing:
+                    node.standing = new_standing(self._policy, self._tick, params.priority)
+                if self._windows is not None and start >= floor:
+                    self._windows.gain(node)
+                    if adopted is not None:
+                        adopted.record(ComponentType.SWA, start, stop)
             if adopted is not None:
                 adopted.record(ComponentType.FULL, prefix_len, total)
         if self._keeps_standing:
             note_insert(self._policy, node, total, params)
+        mamba_exist = False
+        if self._hybrid:
+            mamba_exist = self._insert_end(node, total, params, actions, adopted)
         if node.queued is None:
             self._queue.offer(node)
-        if self._backup_threshold is not None:
-            self._note_insert(node, total, params, actions, self._backup_threshold)
+        threshold = self._offloads.threshold
+        if threshold is not None:
+            due = self._offloads.count_insert(node, total, params, threshold)
+            if due:
+                actions.append(BackupKV(node_ids=due))
         return InsertResult(
             prefix_len=prefix_len,
             total_len=total,
             last_device_node=node.node_id,
             cache_actions=tuple(actions),
             adopted_ranges=adopted,
+            mamba_exist=mamba_exist,
         )
+
+    def _overlap(
+        self,
+        end: Node,
+        prefix_len: int,
+        params: InsertParams,
+        floor: int,
+        actions: list[CacheAction],
+        adopted: AdoptedRanges | None,
+    ) -> None:
+        """Give back what a tree with windows has already, and take windows that it lacks."""
+        value = params.value
+        for stretch in overlap(end, prefix_len, params.prev_prefix_len, floor):
+            start, stop, node = stretch.start, stretch.stop, stretch.node
+            slots = value[start:stop]
+            match stretch.fate:
+                case Fate.DUPLICATE:
+                    actions.append(FreeDeviceKV(indices=slots))
+                case Fate.DUPLICATE_FULL:
+                    actions.append(FreeDeviceKVFullOnly(indices=slots))
+                case Fate.RECOVERS:
+                    assert node is not None, "a tombstone recovers"
+                    surplus = node.num_tokens - (stop - start)
+                    if surplus:
+                        self._split(node, surplus * TOKEN_BYTES)
+                    self._recover(node, slots, actions)
+                    if adopted is not None:
+                        adopted.record(ComponentType.SWA, start, stop)
+                        if not node.lock_ref:
+                            adopted.record(ComponentType.FULL, start, stop)
+                case _:
+                    assert_never(stretch.fate)
+
+    def _leaves(
+        self, start: int, stop: int, floor: int, prompt_len: int
+    ) -> Sequence[tuple[int, int]]:
+        """How what is new is dealt out to leaves.
+
+        In a tree with windows it is cut at the floor, before which the window is gone, and one
+        window before the end, so that a lock on the end protects no more than that.
+        """
+        if self._windows is None and not prompt_len:
+            return ((start, stop),)
+        cuts = [self._floor(prompt_len)]
+        if self._windows is not None:
+            cuts += [floor, max(floor, stop - self._windows.num_tokens)]
+        return pieces(start, stop, cuts)
+
+    def _recover(self, node: Node, slots: torch.Tensor, actions: list[CacheAction]) -> None:
+        """A tombstone gets its window back from slots of the same tokens.
+
+        Where nobody reads its full slots it takes the new ones, pairs and all.
+        """
+        assert self._windows is not None, "only a tree with windows has tombstones"
+        if node.lock_ref:
+            actions.append(MoveSWA(from_full=slots, to_full=node.device_indices))
+            actions.append(FreeDeviceKVFullOnly(indices=slots))
+        else:
+            actions.append(FreeDeviceKVFullOnly(indices=node.device_indices))
+            node.device_indices = slots.clone()
+        self._windows.gain(node)
+        self._note(node.node_id, _SWA_CAME)
+
+    def _insert_end(
+        self,
+        end: Node,
+        total: int,
+        params: InsertParams,
+        actions: list[CacheAction],
+        adopted: AdoptedRanges | None,
+    ) -> bool:
+        """Take the state of an insert, and use the window at its end.
+
+        Returns:
+            `InsertResult.mamba_exist`.
+        """
+        if self._windows is not None:
+            self._windows.use(end)
+        states, slot = self._states, params.mamba_value
+        if states is None:
+            return False
+        exists = end.mamba_slot is not None or end.parent is None
+        if exists or slot is None:
+            states.use(end)
+            return exists
+        states.gain(end, slot)
+        self._note(end.node_id, _STATE_CAME)
+        if adopted is not None:
+            adopted.record(ComponentType.MAMBA, total - 1, total)
+        over = list(states.over_cap(end))
+        if over:
+            actions.append(
+                FreeMambaSlots(slots=tuple(self._lose_state(states, node) for node in over))
+            )
+        return False
+
+    def _lose_state(self, states: States, node: Node) -> int:
+        """A node that stays gives up its state. Returns the slot."""
+        self._note(node.node_id, _STATE_GONE)
+        return states.lose(node)
 
     def _walk(self, key: RadixKey, tokens: bytes) -> tuple[Node, int]:
         """Follow a key as far as the tree goes, splitting the node in which it ends.
@@ -295,7 +500,7 @@ class UnifiedTreeCore:
         parent.adopt(edge, leaf)
         leaf.last_access = self._tick
         self._evictable += len(tokens) // TOKEN_BYTES
-        if self._backup_threshold is not None:
+        if self._offloads.threshold is not None:
             self._note(leaf.node_id, crc32(tokens, crc32(edge)))
         return leaf
 
@@ -313,13 +518,10 @@ class UnifiedTreeCore:
         )
         upper.lock_ref = node.lock_ref
         upper.last_access = self._tick
-        upper.hit_count = node.hit_count
-        upper.stored = node.stored
-        if node.pending_operation is not None:
-            upper.pending_operation = node.pending_operation
-            self._pending[node.pending_operation].append(upper)
-        if node.chain is not None:
-            upper.chain, node.chain = node.chain.split(cut // self._page_bytes)
+        if node.marks is not None:
+            self._offloads.split(node.marks, upper, cut // self._page_bytes)
+        if self._windows is not None:
+            self._windows.split(upper, node)
         parent.adopt(node.edge, upper)
         node.parent = upper
         node.tokens = node.tokens[cut:]
@@ -335,45 +537,88 @@ class UnifiedTreeCore:
     # -- eviction and locks ------------------------------------------------------------------------
 
     def evict(self, params: EvictParams) -> EvictResult:
-        """Give up unlocked leaves; see `TreeCore.evict`."""
-        if params.swa_num_tokens or params.mamba_num:
+        """Give up what is worth least; see `TreeCore.evict`."""
+        windows, states = self._windows, self._states
+        if (params.swa_num_tokens and windows is None) or (params.mamba_num and states is None):
             msg = (
-                "evict: expected only num_tokens in a tree of full attention, "
+                f"evict: expected no more than {[kind.name for kind in self.components]} asked for, "
                 f"got swa_num_tokens={params.swa_num_tokens}, mamba_num={params.mamba_num}"
             )
             raise ContractError(msg)
-        actions: list[CacheAction] = []
-        freed: list[torch.Tensor] = []
-        evicted = handed_over = 0
-        while evicted < params.num_tokens:
-            leaf = self._queue.pop()
+        freed = Freed()
+        pop, give_up = self._queue.pop, self._give_up
+        while freed.num_tokens < params.num_tokens:
+            leaf = pop()
             if leaf is None:
                 break
-            evicted += len(leaf.tokens) // TOKEN_BYTES
-            freed.append(leaf.device_indices)
-            self._remove(leaf)
-            if evicted - handed_over >= _PIECE_TOKENS:
-                actions.append(_free(freed))
-                freed, handed_over = [], evicted
-        self._evictable -= evicted
-        if freed:
-            actions.append(_free(freed))
-        return EvictResult(num_tokens_evicted=evicted, cache_actions=tuple(actions))
+            give_up(leaf, freed)
+        if windows is not None:
+            self._evict_windows(windows, params.swa_num_tokens, freed)
+        if states is not None:
+            self._evict_states(states, params.mamba_num, freed)
+        return freed.result()
 
-    def _remove(self, leaf: Node) -> None:
-        """Take an unlocked leaf out of the tree; the ledger is the caller's."""
+    def _evict_windows(self, windows: Windows, num_tokens: int, freed: Freed) -> None:
+        """Give up windows, used longest ago first."""
+        states = self._states
+        while freed.num_swa_tokens < num_tokens:
+            node = windows.oldest()
+            if node is None:
+                return
+            if not node.children and not node.lock_ref:
+                self._give_up(node, freed)
+                continue
+            freed.swa(node.device_indices)
+            freed.num_swa_tokens += node.num_tokens
+            windows.lose(node)
+            self._note(node.node_id, _SWA_GONE)
+            # No match can end at a state without its window.
+            if states is not None and node.mamba_slot is not None and not states.is_locked(node):
+                freed.state(self._lose_state(states, node))
+
+    def _evict_states(self, states: States, num_states: int, freed: Freed) -> None:
+        """Give up states, used longest ago first; a leaf goes whole: nothing else can end there."""
+        while freed.num_states < num_states:
+            node = states.oldest()
+            if node is None:
+                return
+            if not node.children and not node.lock_ref:
+                self._give_up(node, freed)
+            else:
+                freed.state(self._lose_state(states, node))
+
+    def _give_up(self, leaf: Node, freed: Freed) -> None:
+        """Take an unlocked leaf out of the tree, with all it holds."""
+        num_tokens = len(leaf.tokens) // TOKEN_BYTES
+        self._evictable -= num_tokens
+        if self._windows is None or leaf.has_swa:
+            freed.full(leaf.device_indices, num_tokens)
+        else:
+            freed.full_only(leaf.device_indices, num_tokens)
+        if leaf.has_swa and self._windows is not None:
+            freed.num_swa_tokens += num_tokens
+            self._windows.lose(leaf)
+        if leaf.mamba_slot is not None and self._states is not None:
+            freed.state(self._states.lose(leaf))
         parent = leaf.parent
         assert parent is not None
         parent.disown(leaf.edge)
         del self._nodes[leaf.node_id]
+        self._queue.forget(leaf)
         leaf.parent = None
         if parent.children is NO_CHILDREN:
             self._queue.offer(parent)
-        self._note(leaf.node_id, -1)
+        self._note(leaf.node_id, _EVICTED)
 
     def inc_lock_ref(self, params: IncLockRefParams) -> IncLockRefResult:
         """Lock a path; see `TreeCore.inc_lock_ref`."""
-        node = self._nodes.get(params.node_id) or self._find(params.node_id)
+        end = node = self._nodes.get(params.node_id) or self._find(params.node_id)
+        skipped = params.skip_lock_components
+        if ComponentType.FULL in skipped:
+            msg = (
+                f"inc_lock_ref: expected FULL to be locked at node {params.node_id}, got {skipped}"
+            )
+            raise ContractError(msg)
         locked = 0
         while (parent := node.parent) is not None:
             if node.lock_ref == 0:
@@ -382,21 +627,26 @@ class UnifiedTreeCore:
             node = parent
         self._evictable -= locked // TOKEN_BYTES
         self._protected += locked // TOKEN_BYTES
-        receipt_id = next(self._receipt_ids)
-        result = IncLockRefResult(receipt_id=receipt_id, node_id=params.node_id)
-        self._receipts[receipt_id] = result
-        return result
+        swa_locked_len, mamba_locked = 0, False
+        if self._windows is not None and ComponentType.SWA not in skipped:
+            swa_locked_len = self._windows.lock(end)
+        if self._states is not None and ComponentType.MAMBA not in skipped:
+            mamba_locked = self._states.lock(end)
+        return self._receipts.give(params.node_id, skipped, swa_locked_len, mamba_locked)
+
+    def dec_swa_lock_only(self, params: DecLockRefParams) -> IncLockRefResult:
+        """Release a receipt's window and state; see `TreeCore.dec_swa_lock_only`."""
+        receipt = params.receipt
+        self._receipts.take(receipt)
+        self._unlock_auxiliary(receipt)
+        return self._receipts.give(receipt.node_id, (ComponentType.SWA, ComponentType.MAMBA))
 
     def dec_lock_ref(self, params: DecLockRefParams) -> None:
         """Release a receipt; see `TreeCore.dec_lock_ref`."""
         receipt = params.receipt
-        if self._receipts.get(receipt.receipt_id) is not receipt:
-            msg = (
-                f"dec_lock_ref: expected a receipt that is out, got {receipt.receipt_id} of node "
-                f"{receipt.node_id}, which was released before or is not this tree's"
-            )
-            raise StaleHandleError(msg)
-        del self._receipts[receipt.receipt_id]
+        self._receipts.take(receipt)
+        if self._hybrid:
+            self._unlock_auxiliary(receipt)
         end = node = self._nodes[receipt.node_id]
         released = 0
         while (parent := node.parent) is not None:
@@ -409,92 +659,57 @@ class UnifiedTreeCore:
         # All others on the path have a child.
         self._queue.offer(end)
 
+    def _unlock_auxiliary(self, receipt: IncLockRefResult) -> None:
+        """Give back the window and the state of a receipt."""
+        end = self._nodes[receipt.node_id]
+        if receipt.swa_locked_len and self._windows is not None:
+            self._windows.unlock(end, receipt.swa_locked_len)
+        if receipt.mamba_locked and self._states is not None:
+            self._states.unlock(end)
+
     def reset(self) -> tuple[CacheAction, ...]:
         """Forget everything; see `TreeCore.reset`. Ids are not used again."""
-        held = [node.device_indices for node in self._nodes.values() if node is not self._root]
+        freed = Freed()
+        for node in self._nodes.values():
+            if node is self._root:
+                continue
+            if self._windows is None or node.has_swa:
+                freed.full(node.device_indices, node.num_tokens)
+            else:
+                freed.full_only(node.device_indices, node.num_tokens)
+            if node.mamba_slot is not None:
+                freed.state(node.mamba_slot)
         self._queue.clear()
         self._nodes.clear()
         self._receipts.clear()
-        self._pending.clear()
+        self._offloads.clear()
         self._evictable = self._protected = 0
+        if self._windows is not None:
+            self._windows.clear()
+        if self._states is not None:
+            self._states.clear()
         self._root = self._new_node(None, b"", b"", _no_indices(), DEFAULT_NAMESPACE)
-        # Ranks whose trees differed are equal again: neither the digest nor the ids of before count.
-        self._digest = 0
-        return (FreeDeviceKV(indices=torch.cat(held)),) if held else ()
+        return freed.result().cache_actions
 
     # -- what a linker adds ------------------------------------------------------------------------
 
     def attach_linker(self, *, backup_threshold: int) -> None:
         """Start to offer nodes; see `LinkedTreeCore.attach_linker`."""
-        if self._backup_threshold is not None:
-            msg = "attach_linker: expected no linker, got a second one"
-            raise InvalidTransitionError(msg, state="linked", event="attach")
-        if backup_threshold < 1:
-            msg = (
-                f"attach_linker: expected a backup_threshold of at least 1, got {backup_threshold}"
-            )
-            raise ContractError(msg)
-        self._backup_threshold = backup_threshold
-        self._digest = 0
+        self._offloads.attach(backup_threshold)
 
     def detach_linker(self) -> None:
         """Be as without a linker; see `LinkedTreeCore.detach_linker`."""
-        self._backup_threshold = None
-        self._digest = 0
-        self._pending.clear()
+        self._offloads.detach()
         for node in self._nodes.values():
-            node.chain = None
-            node.hit_count = 0
-            node.stored = False
-            node.pending_operation = None
+            node.marks = None
 
     def mark_offload_pending(self, node_id: NodeId, operation_id: OperationId) -> None:
         """The node is being offloaded; see `LinkedTreeCore.mark_offload_pending`."""
-        node = self._find(node_id)
-        if node.stored or node.pending_operation is not None:
-            state = "stored" if node.stored else f"offloaded by {node.pending_operation}"
-            msg = f"mark_offload_pending: expected node {node_id} unstored and idle, got it {state}"
-            raise InvalidTransitionError(msg, state=state, event="offload", operation=operation_id)
-        node.pending_operation = operation_id
-        self._pending.setdefault(operation_id, []).append(node)
+        self._offloads.mark_pending(self._find(node_id), operation_id)
 
     def finish_offload(self, operation_id: OperationId, *, stored: bool) -> None:
         """The offload ended; see `LinkedTreeCore.finish_offload`."""
-        nodes = self._pending.pop(operation_id, None)
-        if nodes is None:
-            msg = f"finish_offload: expected an offload on its way, got operation {operation_id}"
-            raise InvalidTransitionError(msg, state="idle", event="finish", operation=operation_id)
-        for node in nodes:
-            node.pending_operation = None
-            node.stored = node.stored or stored
-
-    def _note_insert(
-        self,
-        end: Node,
-        total: int,
-        params: InsertParams,
-        actions: list[CacheAction],
-        threshold: int,
-    ) -> None:
-        """Count the insert's use of its path and offer what is due, root first.
-
-        What is above a node that is due goes with it, so that its prefix is stored too.
-        """
-        restored = params.origin is InsertOrigin.RESTORED
-        due: list[NodeId] = []
-        node, at = end, total
-        while node.parent is not None:
-            start = at - node.num_tokens
-            idle = node.pending_operation is None
-            if not restored:
-                node.hit_count += at > params.inserted_len
-            elif idle and start >= params.prev_prefix_len:
-                node.stored = True
-            if idle and not node.stored and (due or node.hit_count >= threshold):
-                due.append(node.node_id)
-            node, at = node.parent, start
-        if due:
-            actions.append(BackupKV(node_ids=tuple(reversed(due))))
+        self._offloads.finish(operation_id, stored=stored)
 
     # -- bookkeeping -------------------------------------------------------------------------------
 
@@ -525,16 +740,8 @@ class UnifiedTreeCore:
         return num_tokens - num_tokens % self._page_size
 
     def _note(self, node_id: NodeId, what: int) -> None:
-        """Mix a change into the digest, while there is somebody to compare it."""
-        if self._backup_threshold is not None:
-            mixed = (self._digest ^ (node_id - self._root.node_id)) * _DIGEST_PRIME
-            self._digest = ((mixed ^ (what & _DIGEST_MASK)) * _DIGEST_PRIME) & _DIGEST_MASK
-
-
-def _free(runs: list[torch.Tensor]) -> FreeDeviceKV:
-    """The action that frees these slots."""
-    # What one node held is nobody else's any more: it needs no copy.
-    return FreeDeviceKV(indices=runs[0] if len(runs) == 1 else torch.cat(runs))
+        """A node changed."""
+        self._offloads.note(node_id - self._root.node_id, what)
 
 
 def _no_indices() -> torch.Tensor:

@@ -89,6 +89,12 @@ class EvictionQueue:
             return node
         return None
 
+    def forget(self, node: Node) -> None:
+        """A node was given up on another way: its entry, if it has one, is void."""
+        if node.queued is not None:
+            node.queued = None
+            self._note_void()
+
     def entries(self) -> dict[NodeId, int]:
         """The value of each node that has a valid entry."""
         return {

@@ -84,19 +84,36 @@ def _node_faults(tree: UnifiedTreeCore, node: Node) -> Iterator[str]:
             yield f"{name} is an unlocked leaf that eviction does not know"
         elif node.queued > tree._queue.value_of(node):
             yield f"{name} is worth less than the {node.queued} under which eviction has it"
+    yield from _auxiliary_faults(tree, node, name)
     yield from _store_faults(tree, node, name)
+
+
+def _auxiliary_faults(tree: UnifiedTreeCore, node: Node, name: str) -> Iterator[str]:
+    """What does not hold of a node's window and state."""
+    if node.has_swa and tree._windows is None:
+        yield f"{name} has a window in a tree without windows"
+    if node.mamba_slot is not None and tree._states is None:
+        yield f"{name} has a state in a tree without states"
+    if not 0 <= node.swa_lock_ref <= node.lock_ref:
+        yield f"{name} has window lock count {node.swa_lock_ref}, lock count {node.lock_ref}"
+    if tree._states is not None and tree._states.is_locked(node) and node.mamba_slot is None:
+        yield f"{name} has a locked state that is not there"
 
 
 def _store_faults(tree: UnifiedTreeCore, node: Node, name: str) -> Iterator[str]:
     """What does not hold of a node and the store."""
-    operation = node.pending_operation
-    if tree._backup_threshold is None and (node.stored or node.hit_count):
+    marks = node.marks
+    if marks is None:
+        return
+    if tree._offloads.threshold is None and (marks.stored or marks.hit_count):
         yield f"{name} is stored or counted although there is no linker"
-    if node.stored and operation is not None:
-        yield f"{name} is stored and being offloaded"
-    if operation is not None and node not in tree._pending.get(operation, ()):
-        yield f"{name} is being offloaded by {operation}, which does not know it"
-    if node.chain is not None and node.chain.tokens != node.tokens:
+    if marks.stored & marks.pending_bits:
+        yield f"{name} is being offloaded with what is stored of it"
+    if (marks.pending is None) != (marks.pending_bits == 0):
+        yield f"{name} is being offloaded by {marks.pending} with parts {marks.pending_bits:#b}"
+    if marks.pending is not None and node not in tree._offloads.pending.get(marks.pending, ()):
+        yield f"{name} is being offloaded by {marks.pending}, which does not know it"
+    if marks.chain is not None and marks.chain.tokens != node.tokens:
         yield f"{name} has the keys of other tokens"
 
 
@@ -119,16 +136,69 @@ def _ledger_faults(tree: UnifiedTreeCore) -> Iterator[str]:
     if entries != {node.node_id: node.queued for node in nodes if node.queued is not None}:
         yield f"the eviction queue has entries {entries}, which is not what its nodes say"
     yield from _lock_faults(tree, nodes)
-    for operation, offloaded in tree._pending.items():
+    yield from _window_faults(tree, nodes)
+    yield from _state_faults(tree, nodes)
+    for operation, offloaded in tree._offloads.pending.items():
         for node in offloaded:
-            if node.pending_operation != operation:
+            if node.marks is None or node.marks.pending != operation:
                 yield f"node {node.node_id} does not know its offload {operation}"
+
+
+def _window_faults(tree: UnifiedTreeCore, nodes: list[Node]) -> Iterator[str]:
+    """What does not hold of the windows together."""
+    windows = tree._windows
+    if windows is None:
+        return
+    unlocked = {node.node_id for node in nodes if node.has_swa and not node.swa_lock_ref}
+    if set(windows.unlocked()) != unlocked:
+        yield f"windows of {windows.unlocked()} can be given up, counted {sorted(unlocked)}"
+    evictable = sum(node.num_tokens for node in nodes if node.node_id in unlocked)
+    protected = sum(node.num_tokens for node in nodes if node.has_swa and node.swa_lock_ref)
+    if (evictable, protected) != (windows.evictable, windows.protected):
+        yield (
+            f"ledgers say {windows.evictable} evictable and {windows.protected} protected tokens "
+            f"of windows, counted {evictable} and {protected}"
+        )
+    expected: dict[int, int] = {}
+    for receipt in tree._receipts.out():
+        above, left = tree._nodes.get(receipt.node_id), receipt.swa_locked_len
+        while above is not None and above.parent is not None and left > 0:
+            expected[above.node_id] = expected.get(above.node_id, 0) + 1
+            left -= above.num_tokens
+            above = above.parent
+        if left:
+            yield f"the window of receipt {receipt.receipt_id} does not end where a node begins"
+    for node in nodes:
+        if node.swa_lock_ref != expected.get(node.node_id, 0):
+            yield (
+                f"node {node.node_id} has window lock count {node.swa_lock_ref}, "
+                f"receipts make {expected.get(node.node_id, 0)}"
+            )
+
+
+def _state_faults(tree: UnifiedTreeCore, nodes: list[Node]) -> Iterator[str]:
+    """What does not hold of the states together."""
+    states = tree._states
+    if states is None:
+        return
+    with_state = [node for node in nodes if node.mamba_slot is not None]
+    if len({node.mamba_slot for node in with_state}) != len(with_state):
+        yield "a state slot is in two places"
+    unlocked = {node.node_id for node in with_state if not states.is_locked(node)}
+    if set(states.unlocked()) != unlocked:
+        yield f"states of {states.unlocked()} can be given up, counted {sorted(unlocked)}"
+    expected: dict[int, int] = {}
+    for receipt in tree._receipts.out():
+        if receipt.mamba_locked:
+            expected[receipt.node_id] = expected.get(receipt.node_id, 0) + 1
+    if states.lock_refs() != expected:
+        yield f"states have lock counts {states.lock_refs()}, receipts make {expected}"
 
 
 def _lock_faults(tree: UnifiedTreeCore, nodes: list[Node]) -> Iterator[str]:
     """Where lock counts are not what the receipts make."""
     expected: dict[int, int] = {}
-    for receipt in tree._receipts.values():
+    for receipt in tree._receipts.out():
         above = tree._nodes.get(receipt.node_id)
         if above is None:
             yield f"receipt {receipt.receipt_id} locks node {receipt.node_id}, which is not there"

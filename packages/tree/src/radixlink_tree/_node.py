@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 import attrs
 
-from radixlink_contracts import PageKeys
+from radixlink_contracts import ComponentType, PageKeys
 from radixlink_tree._chain import PageChain
 from radixlink_tree._hashing import TOKEN_BYTES, namespace_seed
 
@@ -15,26 +15,49 @@ if TYPE_CHECKING:
 
     from radixlink_contracts import Namespace, NodeId, OperationId, PageKeySource
 
+FULL_BIT: Final = 1 << ComponentType.FULL
+SWA_BIT: Final = 1 << ComponentType.SWA
+MAMBA_BIT: Final = 1 << ComponentType.MAMBA
+
+
+class StoreMarks:
+    """What is known about a node and the store; kept only while a linker is attached."""
+
+    __slots__ = ("chain", "hit_count", "pending", "pending_bits", "stored")
+
+    def __init__(self) -> None:
+        """Nothing is known."""
+        #: The page keys, made when a linker first asks.
+        self.chain: PageChain | None = None
+        #: Inserts that passed here.
+        self.hit_count = 0
+        #: The components that every rank confirmed the store to hold, a bit each. A window or state
+        #: that is given up keeps its bit: what the store holds is still what the keys say.
+        self.stored = 0
+        #: The offload on its way, and what it takes: never what is stored.
+        self.pending: OperationId | None = None
+        self.pending_bits = 0
+
 
 class Node:
     """A run of pages. Every node but the root holds the full slots of all its tokens."""
 
     __slots__ = (
-        "chain",
         "children",
         "device_indices",
         "edge",
-        "hit_count",
+        "has_swa",
         "last_access",
         "lock_ref",
+        "mamba_slot",
+        "marks",
         "namespace",
         "node_id",
         "only_child",
         "parent",
-        "pending_operation",
         "queued",
         "standing",
-        "stored",
+        "swa_lock_ref",
         "tokens",
     )
 
@@ -71,21 +94,38 @@ class Node:
         self.last_access = 0
         #: What the eviction policy keeps of it: one number, see `_policies`.
         self.standing = 0
-        #: Inserts that passed here; counted only while a linker is attached.
-        self.hit_count = 0
-        #: Every rank confirmed that the store holds it.
-        self.stored = False
-        #: The offload on its way; never set on a stored node.
-        self.pending_operation: OperationId | None = None
         #: The value under which the eviction queue has it; None where it does not.
         self.queued: int | None = None
-        #: The page keys, made when a linker first asks.
-        self.chain: PageChain | None = None
+        #: The window slots of its tokens are there. False in a tree without a window.
+        self.has_swa = False
+        #: How many receipts have it in their window, there or not. Never above `lock_ref`.
+        self.swa_lock_ref = 0
+        #: The slot of the recurrent state at its end.
+        self.mamba_slot: int | None = None
+        #: None until a linker looks at the node.
+        self.marks: StoreMarks | None = None
 
     @property
     def num_tokens(self) -> int:
         """Tokens of this node alone."""
         return len(self.tokens) // TOKEN_BYTES
+
+    @property
+    def held(self) -> int:
+        """The components of which it holds something, a bit each."""
+        bits = FULL_BIT
+        if self.has_swa:
+            bits |= SWA_BIT
+        if self.mamba_slot is not None:
+            bits |= MAMBA_BIT
+        return bits
+
+    def mark(self) -> StoreMarks:
+        """Its marks, to be written to."""
+        marks = self.marks
+        if marks is None:
+            marks = self.marks = StoreMarks()
+        return marks
 
     def adopt(self, edge: bytes, child: Node) -> None:
         """Take a child, in the place of another under the same edge if there is one."""
@@ -116,15 +156,18 @@ def chain_of(node: Node, page_size: int) -> PageChain:
     Cost: O(nodes without a chain on the path); nothing is hashed.
     """
     missing: list[Node] = []
+    chain: PageChain | None = None
     above: Node | None = node
-    while above is not None and above.chain is None and above.parent is not None:
+    while above is not None and above.parent is not None:
+        if above.marks is not None and above.marks.chain is not None:
+            chain = above.marks.chain
+            break
         missing.append(above)
         above = above.parent
-    chain = above.chain if above is not None else None
     for without in reversed(missing):
         seed = namespace_seed(without.namespace) if chain is None else None
         chain = PageChain(without.tokens, page_size, before=chain, seed=seed)
-        without.chain = chain
+        without.mark().chain = chain
     assert chain is not None, "the root has no pages"
     return chain
 
@@ -152,6 +195,16 @@ class NodeView:
         return self._node.device_indices
 
     @property
+    def has_swa(self) -> bool:
+        """True when the window slots of its tokens are there."""
+        return self._node.has_swa
+
+    @property
+    def mamba_slot(self) -> int | None:
+        """The slot of the state at its end."""
+        return self._node.mamba_slot
+
+    @property
     def page_keys(self) -> PageKeySource:
         """The keys of its pages; the root has none."""
         if not self._node.tokens:
@@ -159,11 +212,19 @@ class NodeView:
         return chain_of(self._node, self._page_size)
 
     @property
+    def unstored(self) -> tuple[ComponentType, ...]:
+        """What it holds and not every rank confirmed the store to hold."""
+        marks = self._node.marks
+        bits = self._node.held & ~(0 if marks is None else marks.stored)
+        return tuple(kind for kind in ComponentType if bits & 1 << kind)
+
+    @property
     def stored(self) -> bool:
-        """True when every rank confirmed that the store holds it."""
-        return self._node.stored
+        """True when nothing is unstored."""
+        return not self.unstored
 
     @property
     def pending_operation(self) -> OperationId | None:
         """The offload on its way."""
-        return self._node.pending_operation
+        marks = self._node.marks
+        return None if marks is None else marks.pending

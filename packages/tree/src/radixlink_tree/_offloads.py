@@ -1,0 +1,137 @@
+"""`Offloads`: what a tree keeps for an attached linker: marks, what is on its way, and the digest.
+
+Without a linker it keeps nothing, and nothing of it is computed.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from radixlink_contracts import ComponentType, InsertOrigin
+from radixlink_contracts.errors import ContractError, InvalidTransitionError
+from radixlink_tree._node import FULL_BIT, MAMBA_BIT, SWA_BIT
+
+if TYPE_CHECKING:
+    from radixlink_contracts import InsertParams, NodeId, OperationId
+    from radixlink_tree._node import Node, StoreMarks
+
+_DIGEST_MASK: Final = (1 << 64) - 1
+_DIGEST_PRIME: Final = 0x100000001B3
+
+
+class Offloads:
+    """The store's side of one tree."""
+
+    def __init__(self) -> None:
+        """No linker."""
+        #: How often a node is used before it is offered; None without a linker.
+        self.threshold: int | None = None
+        #: 64 bits over the changes since the linker was attached.
+        self.digest = 0
+        #: The nodes that each offload on its way speaks of: one, or more after splits. Some may be
+        #: evicted by now: an offload that is copied out needs no lock any more.
+        self.pending: dict[OperationId, list[Node]] = {}
+
+    def attach(self, threshold: int) -> None:
+        """Start; see `LinkedTreeCore.attach_linker`."""
+        if self.threshold is not None:
+            msg = "attach_linker: expected no linker, got a second one"
+            raise InvalidTransitionError(msg, state="linked", event="attach")
+        if threshold < 1:
+            msg = f"attach_linker: expected a backup_threshold of at least 1, got {threshold}"
+            raise ContractError(msg)
+        self.threshold = threshold
+        self.digest = 0
+
+    def detach(self) -> None:
+        """Stop; the nodes' marks are the caller's to drop."""
+        self.threshold = None
+        self.clear()
+
+    def clear(self) -> None:
+        """The tree is empty: ranks whose trees differed are equal again."""
+        self.digest = 0
+        self.pending.clear()
+
+    def note(self, node_number: int, what: int) -> None:
+        """Mix a change into the digest, while there is somebody to compare it.
+
+        Args:
+            node_number: Which node, counted from the root.
+            what: What happened to it.
+        """
+        if self.threshold is not None:
+            mixed = (self.digest ^ node_number) * _DIGEST_PRIME
+            self.digest = ((mixed ^ (what & _DIGEST_MASK)) * _DIGEST_PRIME) & _DIGEST_MASK
+
+    def split(self, lower: StoreMarks, upper: Node, num_pages: int) -> None:
+        """The upper half of a node gets its part of the marks.
+
+        What is being offloaded is so in both halves; a state, which is at the lower's end, is not.
+        """
+        marks = upper.mark()
+        marks.hit_count = lower.hit_count
+        marks.stored = lower.stored & ~MAMBA_BIT
+        if lower.chain is not None:
+            marks.chain, lower.chain = lower.chain.split(num_pages)
+        if lower.pending is not None:
+            marks.pending = lower.pending
+            marks.pending_bits = lower.pending_bits & ~MAMBA_BIT
+            self.pending[lower.pending].append(upper)
+
+    def mark_pending(self, node: Node, operation_id: OperationId) -> None:
+        """What is unstored of a node is being offloaded."""
+        marks = node.mark()
+        unstored = node.held & ~marks.stored
+        if not unstored or marks.pending is not None:
+            state = f"offloaded by {marks.pending}" if unstored else "stored"
+            msg = (
+                f"mark_offload_pending: expected node {node.node_id} unstored and idle, "
+                f"got it {state}"
+            )
+            raise InvalidTransitionError(msg, state=state, event="offload", operation=operation_id)
+        marks.pending, marks.pending_bits = operation_id, unstored
+        self.pending.setdefault(operation_id, []).append(node)
+
+    def finish(self, operation_id: OperationId, *, stored: bool) -> None:
+        """An offload ended: what it took is stored, or is as before."""
+        nodes = self.pending.pop(operation_id, None)
+        if nodes is None:
+            msg = f"finish_offload: expected an offload on its way, got operation {operation_id}"
+            raise InvalidTransitionError(msg, state="idle", event="finish", operation=operation_id)
+        for node in nodes:
+            marks = node.mark()
+            if stored:
+                marks.stored |= marks.pending_bits
+            marks.pending, marks.pending_bits = None, 0
+
+    def count_insert(
+        self, end: Node, total: int, params: InsertParams, threshold: int
+    ) -> tuple[NodeId, ...]:
+        """Count an insert's use of its path, or mark what a load restored.
+
+        Returns:
+            What is due, root first: what is above a node that is due goes with it, so that its
+            prefix is stored too.
+        """
+        restored = params.origin is InsertOrigin.RESTORED
+        floor = params.component_evicted_seqlens.get(ComponentType.SWA, 0)
+        due: list[NodeId] = []
+        node, at = end, total
+        while node.parent is not None:
+            start = at - node.num_tokens
+            marks = node.mark()
+            idle = marks.pending is None
+            if not restored:
+                marks.hit_count += at > params.inserted_len
+            elif idle and start >= params.prev_prefix_len:
+                # The load brought the full pages, the window above the floor, the state at the end.
+                brought = FULL_BIT if start < floor else FULL_BIT | SWA_BIT
+                if node is end and params.mamba_value is not None:
+                    brought |= MAMBA_BIT
+                marks.stored |= brought & node.held
+            if idle and node.held & ~marks.stored and (due or marks.hit_count >= threshold):
+                due.append(node.node_id)
+            node, at = node.parent, start
+        due.reverse()
+        return tuple(due)
