@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 from array import array
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import attrs
@@ -39,6 +40,7 @@ from radixlink_contracts import (
     SlotAllocator,
     StepReport,
 )
+from radixlink_contracts.actions import FreeDeviceKV
 from radixlink_linker import DeviceSlots, LinkerSettings, StoreLinker, UnifiedRadixCache
 from radixlink_linker._operation import LoadOperation, Verdict
 from radixlink_pools import CpuCopier, DevicePoolEntry, PagedAllocator
@@ -50,7 +52,12 @@ from radixlink_tree import UnifiedTreeCore, check_invariants, hash_pages
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from radixlink_contracts import ComponentType, IncLockRefResult, InsertResult
+    from radixlink_contracts import (
+        ComponentType,
+        IncLockRefResult,
+        InsertResult,
+        TreeNodeView,
+    )
 
 _T = TypeVar("_T")
 
@@ -360,17 +367,18 @@ class Rank:
     def check(self) -> None:
         """Everything that must hold at any time."""
         check_invariants(self.tree)
-        nodes = [node for node in self.tree._nodes.values() if node.tokens]
+        nodes = self.nodes()
         live = [slot for node in nodes for slot in node.device_indices.tolist()]
         held = [slot for computation in self.computing for slot in computation.slots.tolist()]
         staged = [slot for slots in self._staged() for slot in slots.tolist()]
         everything = live + held + staged
         assert len(everything) == len(set(everything)), "a slot has two owners"
         assert set(everything) == self.allocator.in_use, "slots leaked, or freed in use"
-        assert self._receipts() == set(self.tree._receipts), "a lock leaked, or was given up"
+        out = {receipt.receipt_id for receipt in self.tree._receipts.out()}
+        assert self._receipts() == out, "a lock leaked, or was given up"
         for node in nodes:
             pages = node.device_indices[::PAGE_SIZE] // PAGE_SIZE
-            keys = self.tree.node(node.node_id).page_keys.resolve()
+            keys = node.page_keys.resolve()
             for page, page_key in zip(pages.tolist(), keys, strict=True):
                 self._check_bytes(page, page_key)
             if node.stored:
@@ -381,16 +389,23 @@ class Rank:
         self.check()
         assert not self.computing
         assert self.cache.num_outstanding == 0
-        assert not self.tree._receipts
+        assert not self.tree._receipts.out()
         assert self.tree.protected_size == 0
         assert self.allocator.in_use == self._live()
+
+    def nodes(self) -> list[TreeNodeView]:
+        """The nodes of the tree that have tokens, oldest first."""
+        return [self.tree.node(node.node_id) for node in self.tree._nodes.values() if node.tokens]
 
     def _live(self) -> set[int]:
         return {slot for node in self.tree._nodes.values() for slot in node.device_indices.tolist()}
 
     def _staged(self) -> Iterator[torch.Tensor]:
         """The slots that are neither free nor in the tree."""
-        yield from (slots for _, slots in self.slots._retired)
+        for _, _, free in self.slots._retired:
+            assert isinstance(free, partial)
+            (what,) = free.args
+            yield what if isinstance(what, torch.Tensor) else what.indices
         wrapper = self.cache._wrapper
         if wrapper is None:
             return
@@ -398,7 +413,11 @@ class Rank:
             if not isinstance(operation, LoadOperation):
                 continue
             if operation.verdict is Verdict.DONE:
-                yield from operation.unadopted
+                for action in operation.surplus:
+                    assert isinstance(action, FreeDeviceKV), (
+                        "all that a tree of full attention frees"
+                    )
+                    yield action.indices
             else:
                 for transfer in operation.transfers:
                     assert transfer.device_indices is not None

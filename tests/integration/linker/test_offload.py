@@ -20,16 +20,11 @@ both = pytest.mark.parametrize("num_ranks", [1, 2])
 
 def stored(rank: Rank) -> dict[int, bool]:
     """Of each node with tokens: is it stored?"""
-    return {node.node_id: node.stored for node in rank.tree._nodes.values() if node.tokens}
+    return {node.node_id: node.stored for node in rank.nodes()}
 
 
 def pending(replica: Replica) -> list[int | None]:
-    return [
-        node.pending_operation
-        for rank in replica.ranks
-        for node in rank.tree._nodes.values()
-        if node.tokens
-    ]
+    return [node.pending_operation for rank in replica.ranks for node in rank.nodes()]
 
 
 @both
@@ -71,11 +66,7 @@ def test_a_split_in_between_is_followed(
     report = replica.step()
     assert (report.num_offloads_stored, report.num_offloads_failed) == (success, not success)
     for rank in replica.ranks:
-        halves = [
-            node.stored
-            for node in rank.tree._nodes.values()
-            if node.tokens and node.pending_operation is None
-        ]
+        halves = [node.stored for node in rank.nodes() if node.pending_operation is None]
         assert halves == [success, success]
     replica.settle()
     if success:

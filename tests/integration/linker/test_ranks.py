@@ -191,7 +191,7 @@ def test_an_offload_that_one_rank_fails_is_stored_on_none(
     replica.compute(TOKENS)
     assert replica.settle().num_offloads_failed == 1
     for rank in replica.ranks:
-        assert not any(node.stored for node in rank.tree._nodes.values())
+        assert not any(node.stored for node in rank.nodes())
     replica.ranks[1].store.raising.clear()
     replica.compute(TOKENS)
     assert replica.settle().num_offloads_stored == 1
@@ -316,7 +316,7 @@ def test_unlike_settings_are_refused_on_all_ranks(make_replica: MakeReplica) -> 
     assert "max_stagings=3" in found[1].by_rank[0]
     for rank in replica.ranks:
         assert rank.cache.counters is None
-        assert rank.tree._backup_threshold is None
+        assert rank.tree._offloads.threshold is None
     replica.ranks[0].cache._settings = replica.ranks[1].cache._settings
     replica.attach()
     recovers(replica)
@@ -333,7 +333,7 @@ def test_a_linker_without_the_pool_is_refused_on_all_ranks(
     assert all(isinstance(error, AgreementError | ContractError) for error in outcomes), outcomes
     for rank in replica.ranks:
         assert rank.cache.counters is None
-        assert rank.tree._backup_threshold is None
+        assert rank.tree._offloads.threshold is None
 
 
 # -- collectives -----------------------------------------------------------------------------------
@@ -391,7 +391,7 @@ def test_without_a_linker_nothing_is_hashed_or_exchanged(
             rank.cache.ready_to_load_host_cache()
             rank.cache.batch_retired(1)
             assert rank.cache.step() == StepReport()
-        assert all(node.chain is None for node in rank.tree._nodes.values())
+        assert all(node.marks is None for node in rank.tree._nodes.values())
         assert rank.tree.mutation_digest == 0
         rank.cache.release_aborted_request(RequestId("a"))
         rank.evict()

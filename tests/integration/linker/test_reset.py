@@ -162,9 +162,9 @@ def test_detach_drops_what_is_outstanding_and_keeps_the_tree(
         for rank in replica.ranks:
             assert rank.cache.num_outstanding == 0
             assert rank._live() == computed[rank.rank]
-            assert not rank.tree._receipts
+            assert not rank.tree._receipts.out()
             assert rank.cache.counters is None
-            for node in rank.tree._nodes.values():
+            for node in rank.nodes():
                 assert (node.stored, node.pending_operation) == (False, None)
         replica.check()
     replica.retire()
@@ -228,7 +228,7 @@ def test_close_twice_with_everything_in_flight(
         replica.alike(lambda rank: rank.cache.release_host_resources())
         replica.check()
         for rank in replica.ranks:
-            assert not rank.tree._receipts
+            assert not rank.tree._receipts.out()
             assert rank.cache.num_outstanding == 0
     if by_hand:
         assert [rank.by_hand.calls.count("close") for rank in replica.ranks] == [1] * num_ranks

@@ -33,6 +33,7 @@ from radixlink_contracts._device import (
     DevicePool,
     Fence,
     LayerCounter,
+    PoolGroup,
     Staging,
 )
 from radixlink_contracts._engine import PairedAllocator, RequestKV, SlotAllocator, StateAllocator
@@ -126,6 +127,7 @@ __all__ = [
     "PageKeys",
     "PageStore",
     "PairedAllocator",
+    "PoolGroup",
     "PoolHitPolicy",
     "PoolLayout",
     "PoolName",

@@ -68,6 +68,27 @@ class PageBits:
         holes = ~self.mask & ((1 << self.count) - 1)
         return self.count if not holes else (holes & -holes).bit_length() - 1
 
+    def trailing(self, num_pages: int) -> PageBits:
+        """Which lengths end in so many set pages, or consist of set pages only where they are shorter.
+
+        Args:
+            num_pages: At least 1.
+
+        Returns:
+            Bit L-1 is set where pages [max(0, L - num_pages), L) are.
+
+        Cost: O(log num_pages) operations on the whole mask.
+        """
+        # Before page 0 everything counts as set. After each turn a bit says that it and the `seen - 1` below it are.
+        reach = min(num_pages, self.count)
+        runs = (self.mask << reach) | ((1 << reach) - 1)
+        seen = 1
+        while seen < reach:
+            step = min(seen, reach - seen)
+            runs &= (runs << step) | ((1 << step) - 1)
+            seen += step
+        return PageBits((runs >> reach) & ((1 << self.count) - 1), self.count)
+
     @property
     def total(self) -> int:
         """How many pages are set."""

@@ -59,20 +59,17 @@ class LinkerComponent(Protocol):
         transfer: PoolTransfer,
         prefix_len: int,
         insert_result: InsertResult | None = None,
-    ) -> PoolTransfer | None:
+    ) -> None:
         """Follow what becomes of a load.
 
         Args:
-            phase: PREPARE, COMMIT or ABORT.
+            phase: PREPARE, before anything moves. COMMIT, after the insert: its actions say what becomes of slots that
+                the tree did not take, so nothing is to be freed. ABORT: the component takes its slots back.
             request: Whom it is for, with PREPARE. None with COMMIT and ABORT of a staged load: its request, if it is
                 still there, matches again by itself.
             full_transfer: The full component's transfer of the same load.
             transfer: This component's own.
             prefix_len: Tokens of the sequence up to the end of the load.
             insert_result: With COMMIT: what the tree took, ranges included.
-
-        Returns:
-            The transfer as it stands now: with COMMIT reduced to what the tree took; None after ABORT, or where
-            nothing is left of it.
         """
         ...

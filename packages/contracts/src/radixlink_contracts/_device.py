@@ -9,6 +9,8 @@ import attrs
 from radixlink_contracts.errors import ContractError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
     import torch
 
     from radixlink_contracts._ids import BatchIndex
@@ -131,6 +133,40 @@ class DevicePool(Protocol):
 
     def region(self, layer_range: int, page_rows: torch.Tensor) -> ByteRegion:
         """Those rows in one layer range."""
+        ...
+
+
+class PoolGroup(Protocol):
+    """The physical pools of one rank, and which of them take a component's transfer.
+
+    Thread: any; nothing here changes.
+    """
+
+    @property
+    def sources(self) -> frozenset[PoolName]:
+        """Which transfers the pools take."""
+        ...
+
+    def resolve(
+        self,
+        transfers: Iterable[PoolTransfer],
+        *,
+        allow_partial: bool = False,
+        allow_missing_kv: bool = False,
+    ) -> Sequence[tuple[DevicePool, PoolTransfer]]:
+        """The physical transfers: one for each pool that takes one of these, beside the pool.
+
+        Args:
+            transfers: At most one for each source.
+            allow_partial: Sources may be missing.
+            allow_missing_kv: KV may be missing too.
+
+        Returns:
+            Empty where a source is missing that may not be.
+
+        Raises:
+            ContractError: No pool takes a transfer, or two are of one source.
+        """
         ...
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from typing_extensions import override
 
@@ -100,6 +100,7 @@ class SlotAllocator(Protocol):
         ...
 
 
+@runtime_checkable
 class PairedAllocator(SlotAllocator, Protocol):
     """A full pool with a window pool beside it, and which slot of the one stands beside which of the other.
 

@@ -37,6 +37,6 @@ class PoolHitPolicy(enum.StrEnum):
 
     #: Every page in [0, L).
     ALL_PAGES = "all_pages"
-    #: Every page in [max(0, L - T), L), T being the number of keys in that pool's lookup (at least 1): they only say how
-    #: long the trail is. The pages are those of the lookup's KV transfer, which has them all.
+    #: Every page in [max(0, L - T), L), T being the number of keys in that pool's lookup (at least 1): they say only
+    #: how long the trail is. The pages are those of the lookup's KV transfer, which has them all.
     TRAILING_PAGES = "trailing_pages"

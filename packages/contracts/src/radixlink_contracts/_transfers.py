@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, assert_never
 
 import attrs
 
@@ -44,6 +44,23 @@ class PoolTransfer:
                 f"got {num_slots} slots"
             )
             raise ContractError(msg)
+
+    def restorable(self, found: PageBits) -> PageBits:
+        """Which prefixes this pool lets be restored.
+
+        Args:
+            found: Which of all pages of the lookup, those of its KV transfer, the pool's store holds.
+
+        Returns:
+            Bit L-1 is set where L pages can be restored.
+        """
+        match self.hit_policy:
+            case PoolHitPolicy.ALL_PAGES:
+                return PageBits((1 << found.leading) - 1, len(found))
+            case PoolHitPolicy.TRAILING_PAGES:
+                return found.trailing(max(1, len(self.keys)))
+            case _:
+                assert_never(self.hit_policy)
 
 
 @attrs.frozen(kw_only=True)

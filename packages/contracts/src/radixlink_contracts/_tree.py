@@ -154,6 +154,15 @@ class TreeCore(Protocol):
         """
         ...
 
+    def locked_state(self, receipt: IncLockRefResult) -> int:
+        """The slot of the state that a receipt protects.
+
+        Raises:
+            StaleHandleError: The receipt was released before, or is another tree's.
+            ContractError: It protects no state.
+        """
+        ...
+
     def dec_lock_ref(self, params: DecLockRefParams) -> None:
         """Release what a receipt took.
 

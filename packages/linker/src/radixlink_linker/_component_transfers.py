@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, assert_never
 
-from radixlink_contracts import ExternalLinkerLoadPhase, LinkerTransferPhase
+from radixlink_contracts import ComponentType, ExternalLinkerLoadPhase, LinkerTransferPhase
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    import torch
 
     from radixlink_contracts import (
         InsertResult,
@@ -45,10 +43,12 @@ class ComponentTransfers:
         return transfers
 
     def offload(self, node: TreeNodeView) -> tuple[PoolTransfer, ...]:
-        """What the components have at a node; empty for nothing."""
+        """What no store is known to hold of a node, in the components' order; empty for nothing."""
+        unstored = node.unstored
         built = (
             component.build_external_linker_transfer(LinkerTransferPhase.OFFLOAD, node, None)
             for component in self._components
+            if component.component_type in unstored
         )
         return tuple(transfer for transfer in built if transfer is not None)
 
@@ -80,14 +80,37 @@ class ComponentTransfers:
                 prefix_len=prefix_len,
             )
 
+    def brought(
+        self, transfers: Sequence[PoolTransfer], prefix_len: int
+    ) -> tuple[dict[ComponentType, int], int | None]:
+        """What an insert has to be told of what a load brought beside full attention.
+
+        Returns:
+            From which token on there is a window, where there are windows; and the state's slot.
+        """
+        floors: dict[ComponentType, int] = {}
+        state: int | None = None
+        for component, transfer in zip(self._components, transfers, strict=True):
+            slots = transfer.device_indices
+            assert slots is not None, "a load has slots"
+            match component.component_type:
+                case ComponentType.FULL:
+                    pass
+                case ComponentType.SWA:
+                    floors[ComponentType.SWA] = prefix_len - len(slots)
+                case ComponentType.MAMBA:
+                    state = int(slots)
+                case kind:
+                    assert_never(kind)
+        return floors, state
+
     def commit(
         self,
         transfers: Sequence[PoolTransfer],
         prefix_len: int,
         result: InsertResult,
-        canonical_full: torch.Tensor,
     ) -> None:
-        """What landed was inserted. `canonical_full` are the tree's slots of the loaded range."""
+        """What landed was inserted."""
         for component, transfer in zip(self._components, transfers, strict=True):
             component.update_external_linker_load(
                 ExternalLinkerLoadPhase.COMMIT,
@@ -96,7 +119,6 @@ class ComponentTransfers:
                 transfer=transfer,
                 prefix_len=prefix_len,
                 insert_result=result,
-                canonical_full=canonical_full,
             )
 
     def abort(

@@ -5,24 +5,16 @@ It joins a tree, its slots and, where attached, a linker.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, assert_never
+from typing import TYPE_CHECKING
 
 from typing_extensions import override
 
 from radixlink_contracts import (
     NOTHING_HAPPENED,
-    ComponentType,
     InsertParams,
     InsertResult,
     LinkedPrefixCache,
     LoadMiss,
-)
-from radixlink_contracts.actions import (
-    BackupKV,
-    FreeComponentDeviceSlot,
-    FreeDeviceKV,
-    FreeDeviceKVFullOnly,
-    RebuildFullToSWAMapping,
 )
 from radixlink_contracts.errors import ContractError, InvalidTransitionError
 from radixlink_linker._ranks import FrameExchange
@@ -46,14 +38,12 @@ if TYPE_CHECKING:
         LoadBack,
         MatchPrefixParams,
         MatchResult,
-        NodeId,
         RankGroup,
         RequestId,
         RequestKV,
         StepReport,
         UnifiedCacheLinker,
     )
-    from radixlink_contracts.actions import CacheAction
     from radixlink_linker._counters import LinkerCounters
     from radixlink_linker._slots import DeviceSlots
 
@@ -90,10 +80,20 @@ class UnifiedRadixCache(LinkedPrefixCache):
             executor: Runs lookups. Owns: the caller closes it, after this.
             clock: For this rank's deadlines.
             settings: The same on every rank.
+
+        Raises:
+            ContractError: The components are not the tree's.
         """
         self._tree = tree
         self._slots = slots
-        self._components = {component.component_type: component for component in components}
+        kinds = tuple(component.component_type for component in components)
+        if kinds != tree.components:
+            msg = (
+                f"UnifiedRadixCache: expected components {[kind.name for kind in tree.components]}, "
+                f"as the tree has them, got {[kind.name for kind in kinds]}"
+            )
+            raise ContractError(msg)
+        self._components = tuple(components)
         self._executor = executor
         self._clock = clock
         self._settings = settings or LinkerSettings()
@@ -111,7 +111,7 @@ class UnifiedRadixCache(LinkedPrefixCache):
         self._wrapper = UnifiedCacheLinkerWrapper(
             tree=self._tree,
             slots=self._slots,
-            components=tuple(self._components.values()),
+            components=self._components,
             linker=linker,
             frames=self._frames,
             executor=self._executor,
@@ -159,7 +159,7 @@ class UnifiedRadixCache(LinkedPrefixCache):
         if self._wrapper is not None:
             self._frames.check()
         result = self._tree.insert(params)
-        due = self._apply(result.cache_actions)
+        due = self._slots.apply(result.cache_actions)
         if self._wrapper is not None and due:
             self._wrapper.offload(due)
         return result
@@ -178,6 +178,11 @@ class UnifiedRadixCache(LinkedPrefixCache):
     def dec_lock_ref(self, params: DecLockRefParams) -> None:
         """Release a path; see `PrefixCache.dec_lock_ref`."""
         self._tree.dec_lock_ref(params)
+
+    @override
+    def fork_state(self, receipt: IncLockRefResult) -> int | None:
+        """Copy a locked state for a request; see `PrefixCache.fork_state`."""
+        return self._slots.fork_state(self._tree.locked_state(receipt))
 
     @override
     def init_load_back(self, request: RequestKV) -> LoadBack:
@@ -222,7 +227,7 @@ class UnifiedRadixCache(LinkedPrefixCache):
         """
         if self._wrapper is not None:
             self._wrapper.drop_everything()
-        self._apply(self._tree.reset())
+        self._slots.apply(self._tree.reset())
         self._slots.release_all()
         self._frames.renew()
 
@@ -235,32 +240,3 @@ class UnifiedRadixCache(LinkedPrefixCache):
                 self.detach()
             finally:
                 linker.close()
-
-    def _apply(self, actions: Sequence[CacheAction]) -> list[NodeId]:
-        """Carry actions out, in their order.
-
-        Returns:
-            The nodes that are to be offloaded.
-        """
-        due: list[NodeId] = []
-        for action in actions:
-            match action:
-                case FreeDeviceKV(indices=indices):
-                    self._slots.free(indices)
-                case BackupKV(node_ids=node_ids):
-                    due.extend(node_ids)
-                case FreeDeviceKVFullOnly() | RebuildFullToSWAMapping():
-                    self._component(ComponentType.SWA).apply_action(action)
-                case FreeComponentDeviceSlot(component_type=kind):
-                    self._component(kind).apply_action(action)
-                case _:
-                    assert_never(action)
-        return due
-
-    def _component(self, kind: ComponentType) -> LinkerComponent:
-        """The component of a kind, or an error that names it."""
-        component = self._components.get(kind)
-        if component is None:
-            msg = f"cache action: expected a component of {kind.name}, got {list(self._components)}"
-            raise ContractError(msg)
-        return component

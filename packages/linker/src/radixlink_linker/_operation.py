@@ -21,8 +21,6 @@ from typing import TYPE_CHECKING
 from radixlink_contracts import Outcome
 
 if TYPE_CHECKING:
-    import torch
-
     from radixlink_contracts import (
         IncLockRefResult,
         OperationId,
@@ -30,6 +28,7 @@ if TYPE_CHECKING:
         RadixKey,
         RequestId,
     )
+    from radixlink_contracts.actions import CacheAction
 
 
 class Verdict(enum.Enum):
@@ -146,8 +145,8 @@ class LoadOperation(Operation):
         #: Requests that wait for its end, or for the room that it takes, in the order in which
         #: they came; those that were told are gone from here.
         self.waiters: list[RequestId] = []
-        #: Slots that COMMIT found in the tree already, held until every rank is quiesced.
-        self.unadopted: list[torch.Tensor] = []
+        #: What COMMIT has to free, held until every rank is quiesced.
+        self.surplus: list[CacheAction] = []
 
     def covers(self, key: RadixKey, start: int, page_size: int) -> bool:
         """True when this load brings the page at token `start` of a key.

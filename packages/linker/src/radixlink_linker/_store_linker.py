@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter, deque
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Literal
 
 import attrs
@@ -32,14 +33,14 @@ from radixlink_contracts import (
     LoadMode,
     Outcome,
     PageBits,
-    PoolHitPolicy,
     PoolTransferResult,
     UnifiedCacheLinker,
 )
 from radixlink_contracts.errors import ContractError, TransferError, TransferTimeoutError
+from radixlink_linker._pool_stores import OnePoolEach, PoolStores
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     import torch
 
@@ -54,6 +55,7 @@ if TYPE_CHECKING:
         OperationTicket,
         PageKeys,
         PageStore,
+        PoolGroup,
         PoolName,
         PoolTransfer,
         RequestId,
@@ -139,38 +141,24 @@ class StoreLinker(UnifiedCacheLinker):
     def __init__(
         self,
         *,
-        pools: Mapping[PoolName, DevicePool],
-        stores: Mapping[PoolName, PageStore],
+        pools: PoolGroup | Mapping[PoolName, DevicePool],
+        stores: Iterable[tuple[DevicePool, PageStore]] | Mapping[PoolName, PageStore],
         copier: Copier,
         settings: StoreLinkerSettings | None = None,
     ) -> None:
-        """Join device pools and stores by their names.
+        """Join device pools and stores.
 
         Args:
-            pools: The device's pools.
-            stores: A store for each of them, of the same layer ranges. Owns: the caller closes
-                them, after this.
+            pools: The device's pools, as a group with a store beside each pool that it resolves to;
+                or, where each has its own transfers and a page is one object, both by their names.
+            stores: Of the same layer ranges. Owns: the caller closes them, after this.
             copier: Between the device and staging; used by this linker's thread only.
             settings: How to work.
 
         Raises:
             ContractError: A pool has no store, or one of another pool, page size or layer ranges.
         """
-        if pools.keys() != stores.keys():
-            msg = f"StoreLinker: expected stores for {sorted(pools)}, got {sorted(stores)}"
-            raise ContractError(msg)
-        for name, pool in pools.items():
-            layout = stores[name].layout
-            expected = (name, pool.page_size, pool.range_bytes)
-            got = (layout.pool, layout.identity.page_size, layout.range_bytes)
-            if expected != got:
-                msg = (
-                    "StoreLinker: expected a store of (pool, page size, layer ranges) "
-                    f"{expected}, got {got}"
-                )
-                raise ContractError(msg)
-        self._pools = dict(pools)
-        self._stores = dict(stores)
+        self._stores = _joined(pools, stores)
         self._copier = copier
         self._settings = settings or StoreLinkerSettings()
         self._queued_loads: list[_Job] = []
@@ -193,7 +181,7 @@ class StoreLinker(UnifiedCacheLinker):
     @override
     def pools(self) -> frozenset[PoolName]:
         """The pools that it can hold."""
-        return frozenset(self._pools)
+        return self._stores.sources
 
     @property
     @override
@@ -219,22 +207,7 @@ class StoreLinker(UnifiedCacheLinker):
         self, request_id: RequestId, transfers: Sequence[PoolTransfer]
     ) -> PoolTransferResult:
         """Ask the stores which prefixes they hold; see `UnifiedCacheLinker.lookup`."""
-        lengths: PageBits | None = None
-        for transfer in transfers:
-            if transfer.hit_policy is not PoolHitPolicy.ALL_PAGES:
-                msg = (
-                    f"lookup of {request_id}: expected ALL_PAGES, got {transfer.hit_policy} "
-                    f"of pool {transfer.name}, which is provisional"
-                )
-                raise ContractError(msg)
-            keys = transfer.keys.resolve()
-            leading = self._stores[transfer.name].contains(keys).leading
-            found = PageBits((1 << leading) - 1, len(keys))
-            lengths = found if lengths is None else lengths & found
-        if lengths is None:
-            msg = f"lookup of {request_id}: expected at least one transfer, got none"
-            raise ContractError(msg)
-        return PoolTransferResult(restorable_prefix_pages=lengths)
+        return PoolTransferResult(restorable_prefix_pages=self._stores.restorable(transfers))
 
     @override
     def load(
@@ -423,8 +396,8 @@ class StoreLinker(UnifiedCacheLinker):
         """
         writers: Counter[int] = Counter()
         pages = 0
-        for transfer in job.transfers:
-            pool, store = self._pools[transfer.name], self._stores[transfer.name]
+        for pool, transfer in self._stores.resolve(job.transfers):
+            store = self._stores.store_of(pool)
             rows = pool.page_rows(transfer)
             for keys, some_rows in self._runs(pool, transfer.keys.resolve(), rows):
                 self._ask(job)
@@ -451,8 +424,8 @@ class StoreLinker(UnifiedCacheLinker):
             TransferError: Some page found no room, or the offload was given up.
         """
         pages = 0
-        for transfer in reversed(job.transfers):
-            pool, store = self._pools[transfer.name], self._stores[transfer.name]
+        for pool, transfer in reversed(self._stores.resolve(job.transfers)):
+            store = self._stores.store_of(pool)
             rows = pool.page_rows(transfer)
             for keys, some_rows in self._runs(pool, transfer.keys.resolve(), rows):
                 staging = self._staging_of(len(keys) * sum(pool.range_bytes))
@@ -526,6 +499,28 @@ class StoreLinker(UnifiedCacheLinker):
                 self._changed.notify_all()
         if not in_time:
             raise _failed(job, f"a copy took longer than {self._settings.copy_timeout_s} s")
+
+
+def _joined(
+    pools: PoolGroup | Mapping[PoolName, DevicePool],
+    stores: Iterable[tuple[DevicePool, PageStore]] | Mapping[PoolName, PageStore],
+) -> PoolStores:
+    """The stores beside their pools.
+
+    Raises:
+        ContractError: They do not fit.
+    """
+    if isinstance(pools, Mapping) and isinstance(stores, Mapping):
+        if pools.keys() != stores.keys():
+            msg = f"StoreLinker: expected stores for {sorted(pools)}, got {sorted(stores)}"
+            raise ContractError(msg)
+        return PoolStores(OnePoolEach(pools), [(pools[name], stores[name]) for name in pools])
+    if isinstance(pools, Mapping) or isinstance(stores, Mapping):
+        msg = (
+            "StoreLinker: expected a group with pairs of pool and store, or both by name, got a mix"
+        )
+        raise ContractError(msg)
+    return PoolStores(pools, stores)
 
 
 def _failed(job: _Job, why: str) -> TransferError:

@@ -19,7 +19,7 @@ Rules of the file:
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, assert_never
 
 import attrs
 
@@ -38,7 +38,14 @@ from radixlink_contracts import (
     PoolName,
     StepReport,
 )
-from radixlink_contracts.actions import BackupKV, FreeDeviceKV
+from radixlink_contracts.actions import (
+    BackupKV,
+    FreeDeviceKV,
+    FreeDeviceKVFullOnly,
+    FreeMambaSlots,
+    FreeSWA,
+    MoveSWA,
+)
 from radixlink_contracts.errors import ContractError, StaleHandleError
 from radixlink_linker._component_transfers import ComponentTransfers
 from radixlink_linker._counters import LinkerCounters
@@ -46,6 +53,7 @@ from radixlink_linker._frame import Agenda
 from radixlink_linker._operation import LoadOperation, OffloadOperation, Verdict
 from radixlink_linker._report import ReportBuilder
 from radixlink_linker._requests import RequestTable
+from radixlink_linker._staging_room import StagingRoom
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -127,14 +135,14 @@ class UnifiedCacheLinkerWrapper:
         self._operations: dict[OperationId, Operation] = {}
         #: Nodes whose offload waits for the cap of operations, oldest first.
         self._due: dict[NodeId, None] = {}
-        #: Slots that loads hold.
-        self._staged = 0
+        #: What loads hold.
+        self._room = StagingRoom(tree, slots.sizes, settings.staged_percent)
         #: Operations whose slots some rank never let go of.
         self._written_off: list[Operation] = []
         kinds = [component.component_type for component in components]
         # What linkers can hold is local, so it is agreed before anything is refused because of it.
         frames.agree_on_settings(
-            f"{settings.fingerprint} page_size={tree.page_size} slots={slots.allocator.size} "
+            f"{settings.fingerprint} page_size={tree.page_size} slots={slots.sizes} window={tree.sliding_window} "
             f"components={[kind.name for kind in kinds]} pools={sorted(linker.pools)}"
         )
         lacking = [kind.name for kind in kinds if _POOL_OF[kind] not in linker.pools]
@@ -268,13 +276,12 @@ class UnifiedCacheLinkerWrapper:
         lookup = entry.lookup
         assert lookup is not None
         page_size, start = self._tree.page_size, device.device_prefix_len
-        cap = self._slots.allocator.size * self._settings.staged_percent // 100
         skipped = (start - lookup.start) // page_size
-        fitting = lookup.longest(skipped + (cap - self._staged) // page_size)
+        fitting = lookup.longest(skipped + self._room.tokens_left() // page_size)
         if lookup.longest(lookup.num_pages) <= skipped:
             return LoadMiss(reason="the device has what the store has")
         if fitting <= skipped:
-            return self._wait_for_room(request.request_id, cap)
+            return self._wait_for_room(request.request_id)
         receipt = self._tree.inc_lock_ref(IncLockRefParams(node_id=device.last_device_node))
         keys = lookup.keys.span(skipped, fitting)
         end = lookup.start + fitting * page_size
@@ -293,7 +300,7 @@ class UnifiedCacheLinkerWrapper:
             transfers=transfers,
         )
         self._operations[operation.op] = operation
-        self._staged += end - start
+        self._room.take(end - start)
         entry.load = operation
         entry.num_stagings += 1
         try:
@@ -306,13 +313,15 @@ class UnifiedCacheLinkerWrapper:
         self._transfers.prepare(transfers, request, end)
         return LoadWaiting(operation_id=operation.op)
 
-    def _wait_for_room(self, request_id: RequestId, cap: int) -> LoadBack:
+    def _wait_for_room(self, request_id: RequestId) -> LoadBack:
         """Staged loads hold all that they may: wait for the oldest of them, else compute."""
         for operation in self._operations.values():
             if isinstance(operation, LoadOperation):
                 self._wait_for(operation, request_id)
                 return LoadWaiting(operation_id=operation.op)
-        return LoadMiss(reason=f"staged loads may hold {cap} tokens, less than a page of this one")
+        return LoadMiss(
+            reason=f"staged loads may hold {self._room.cap} tokens, less than what is stored of it"
+        )
 
     def start_loads(self) -> BatchIndex | None:
         """Start everything queued; see `PrefixCache.ready_to_load_host_cache`."""
@@ -450,9 +459,9 @@ class UnifiedCacheLinkerWrapper:
         facts = [
             self._step,
             self._tree.mutation_digest,
-            self._slots.allocator.available_size,
+            *self._slots.available_sizes,
             self._slots.num_retired,
-            self._staged,
+            *self._room.held,
             len(self._operations),
             len(self._due),
         ]
@@ -516,31 +525,35 @@ class UnifiedCacheLinkerWrapper:
         assert full is not None
         start, end, key = operation.start, operation.end, operation.key
         anchor = operation.receipt
-        value = self._tree.path_indices(anchor.node_id)
+        floors, state = self._transfers.brought(operation.transfers, end)
         result = self._tree.insert(
             InsertParams(
                 key=attrs.evolve(key, token_ids=key.token_ids[:end]),
-                value=_joined(value, full),
+                value=_joined(self._tree.path_indices(anchor.node_id), full),
                 prev_prefix_len=start,
                 origin=InsertOrigin.RESTORED,
                 track_adopted_ranges=True,
+                component_evicted_seqlens=floors,
+                mamba_value=state,
             )
         )
         offloads: list[NodeId] = []
         for action in result.cache_actions:
             match action:
-                case FreeDeviceKV(indices=indices):
-                    operation.unadopted.append(indices)
                 case BackupKV(node_ids=node_ids):
                     offloads.extend(node_ids)
+                case MoveSWA():
+                    self._slots.apply((action,))
+                case FreeDeviceKV() | FreeDeviceKVFullOnly() | FreeSWA() | FreeMambaSlots():
+                    operation.surplus.append(action)
                 case _:
-                    msg = f"commit: expected actions of a tree of full attention, got {action}"
-                    raise ContractError(msg, operation=operation.op)
+                    assert_never(action)
+        if state is not None and result.mamba_exist:
+            operation.surplus.append(FreeMambaSlots(slots=(state,)))
         receipt = self._tree.inc_lock_ref(IncLockRefParams(node_id=result.last_device_node))
         self._tree.dec_lock_ref(anchor.to_dec_params())
         operation.receipt = receipt
-        canonical = self._tree.path_indices(result.last_device_node)[start:end]
-        self._transfers.commit(operation.transfers, end, result, canonical)
+        self._transfers.commit(operation.transfers, end, result)
         if operation.request_id is not None:
             self._requests.publish(operation.request_id, result.last_device_node, self._step)
         self.offload(offloads)
@@ -560,15 +573,15 @@ class UnifiedCacheLinkerWrapper:
         """No rank touches the slots any more: the operation is over."""
         del self._operations[operation.op]
         if isinstance(operation, LoadOperation):
-            self._staged -= operation.end - operation.start
+            self._room.give_back(operation.end - operation.start)
         self._give_back(operation)
 
     def _give_back(self, operation: Operation) -> None:
         """Give back slots and lock."""
         if isinstance(operation, LoadOperation):
             if operation.verdict is Verdict.DONE:
-                for indices in operation.unadopted:
-                    self._slots.retire(indices)
+                for action in operation.surplus:
+                    self._slots.retire_action(action)
             else:
                 self._transfers.abort(operation.transfers, None, operation.end)
         self._tree.dec_lock_ref(operation.receipt.to_dec_params())
@@ -615,7 +628,7 @@ class UnifiedCacheLinkerWrapper:
         self._written_off.clear()
         self._operations.clear()
         self._due.clear()
-        self._staged = 0
+        self._room.clear()
         self._step = 0
         for operation in reversed(left):
             if operation.verdict is Verdict.PENDING:

@@ -10,8 +10,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 import attrs
+from typing_extensions import override
 
-from radixlink_contracts import PoolHitPolicy, PoolLayout, PoolName, PoolTransfer
+from radixlink_contracts import PoolGroup, PoolHitPolicy, PoolLayout, PoolName, PoolTransfer
 from radixlink_contracts.errors import ContractError
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from radixlink_pools._page_layout import Piece
 
 
-class DevicePoolGroup:
+class DevicePoolGroup(PoolGroup):
     """The physical pools of one rank, by name.
 
     Thread: any; nothing here changes after construction.
@@ -71,6 +72,7 @@ class DevicePoolGroup:
         return frozenset(self._by_name)
 
     @property
+    @override
     def sources(self) -> frozenset[PoolName]:
         """Which transfers the pools take."""
         return frozenset(self._by_source)
@@ -139,6 +141,7 @@ class DevicePoolGroup:
                 found.append((stored, layout))
         return tuple(found)
 
+    @override
     def resolve(
         self,
         transfers: Iterable[PoolTransfer],
@@ -148,9 +151,9 @@ class DevicePoolGroup:
     ) -> tuple[tuple[DevicePoolEntry, PoolTransfer], ...]:
         """The physical transfers: one for each pool that takes one of these, beside the pool.
 
-        A lookup takes neither flag, since a prefix that lacks one pool cannot be restored; an
-        offload `allow_partial`, since a node may have KV and no window; a load both, since what it
-        still has to fetch may be any part.
+        A lookup takes neither flag, since a prefix that lacks one pool cannot be restored. A load
+        and an offload take both: what is still to be fetched or stored may be any part, like a
+        state that came to a node whose KV is stored.
 
         Args:
             transfers: At most one for each source; those without keys are left out.

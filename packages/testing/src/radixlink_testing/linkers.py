@@ -22,6 +22,7 @@ from radixlink_contracts import (
     Outcome,
     PageBits,
     PageStore,
+    PoolName,
     PoolTransferResult,
     UnifiedCacheLinker,
 )
@@ -42,7 +43,6 @@ if TYPE_CHECKING:
         PageHandles,
         PageKeys,
         PoolLayout,
-        PoolName,
         PoolTransfer,
         RequestId,
     )
@@ -274,15 +274,15 @@ class SyncLinker(UnifiedCacheLinker):
     def lookup(
         self, request_id: RequestId, transfers: Sequence[PoolTransfer]
     ) -> PoolTransferResult:
-        """The prefixes that the stores hold without a hole."""
+        """The prefixes that the stores together can restore."""
         self._enter("lookup")
-        masks: list[int] = []
+        keys = next(
+            transfer.keys for transfer in transfers if transfer.name is PoolName.KV
+        ).resolve()
+        lengths = PageBits.all(len(keys))
         for transfer in transfers:
-            leading = self._stores[transfer.name].contains(transfer.keys.resolve()).leading
-            masks.append((1 << leading) - 1)
-        return PoolTransferResult(
-            restorable_prefix_pages=PageBits(min(masks), len(transfers[0].keys))
-        )
+            lengths &= transfer.restorable(self._stores[transfer.name].contains(keys))
+        return PoolTransferResult(restorable_prefix_pages=lengths)
 
     @override
     def load(

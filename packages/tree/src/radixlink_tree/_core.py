@@ -641,6 +641,18 @@ class UnifiedTreeCore:
         self._unlock_auxiliary(receipt)
         return self._receipts.give(receipt.node_id, (ComponentType.SWA, ComponentType.MAMBA))
 
+    def locked_state(self, receipt: IncLockRefResult) -> int:
+        """The slot of the state that a receipt protects; see `TreeCore.locked_state`."""
+        self._receipts.check(receipt)
+        slot = self._nodes[receipt.node_id].mamba_slot
+        if not receipt.mamba_locked or slot is None:
+            msg = (
+                f"locked_state: expected a receipt with a state, got {receipt.receipt_id} of node "
+                f"{receipt.node_id}, which protects none"
+            )
+            raise ContractError(msg)
+        return slot
+
     def dec_lock_ref(self, params: DecLockRefParams) -> None:
         """Release a receipt; see `TreeCore.dec_lock_ref`."""
         receipt = params.receipt
