@@ -311,7 +311,7 @@ class UnifiedTreeCore:
             )
             raise ContractError(msg)
         if prefix_len < total:
-            check_tokens(key, prefix_len, total)
+            check_tokens(tokens, end, total * TOKEN_BYTES)
         actions: list[CacheAction] = []
         adopted = AdoptedRanges() if params.track_adopted_ranges else None
         floor = params.component_evicted_seqlens.get(ComponentType.SWA, 0)
@@ -477,13 +477,14 @@ class UnifiedTreeCore:
                 if shared:
                     node, at = self._split(child, shared), at + shared
                 break
-            child.last_access = tick
             node = child
             at += len(run)
             if at == limit:
                 break
             # An only child is compared at once: no page to copy and hash.
             child = node.only_child or node.children.get(tokens[at : at + page_bytes])
+        # Those above are used too, but whoever asks when looks at leaves: `_give_up` hands it on.
+        node.last_access = tick
         if self._values_fall:
             self._queue.offer(node)
         return node, at
@@ -606,6 +607,7 @@ class UnifiedTreeCore:
         del self._nodes[leaf.node_id]
         self._queue.forget(leaf)
         leaf.parent = None
+        parent.last_access = max(parent.last_access, leaf.last_access)
         if parent.children is NO_CHILDREN:
             self._queue.offer(parent)
         self._note(leaf.node_id, _EVICTED)

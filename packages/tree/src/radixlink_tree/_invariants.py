@@ -75,8 +75,6 @@ def _node_faults(tree: UnifiedTreeCore, node: Node) -> Iterator[str]:
         yield f"{name} holds {len(node.tokens)} bytes of tokens, which is not whole pages"
     if len(node.device_indices) * TOKEN_BYTES != len(node.tokens):
         yield f"{name} holds {len(node.device_indices)} slots for {node.num_tokens} tokens"
-    if node.parent.parent is not None and node.parent.last_access < node.last_access:
-        yield f"{name} was used after its parent"
     if node.parent.parent is not None and not standings_agree(tree._policy, node.parent, node):
         yield f"{name} has standing {node.standing}, its parent {node.parent.standing}"
     if not node.children and node.lock_ref == 0:

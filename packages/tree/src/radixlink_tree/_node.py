@@ -90,7 +90,8 @@ class Node:
         #: How many receipts have this node on their path. Never below 0; the root, which is never
         #: evicted, counts none.
         self.lock_ref = 0
-        #: The tick of its last use; a parent's is never below a child's.
+        #: The tick of the last use that ended here, or at a child that is gone. A leaf has no other
+        #: uses, and only leaves are asked: to write it to a whole path would cost a walk a tenth.
         self.last_access = 0
         #: What the eviction policy keeps of it: one number, see `_policies`.
         self.standing = 0
