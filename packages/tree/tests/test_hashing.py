@@ -20,7 +20,8 @@ from radixlink_contracts.errors import ContractError
 from radixlink_tree import hash_pages, namespace_seed
 
 if TYPE_CHECKING:
-    from .conftest import MakeRig, Rig
+    from .conftest import MakeRig
+    from .rig import Rig
 
 # Re-derived by hand with hashlib from SGLang 0.5.23's rule; its own function gives the same.
 VECTORS = [

@@ -9,9 +9,9 @@ import pytest
 from radixlink_contracts import Namespace, OperationId
 from radixlink_contracts.errors import ContractError
 from radixlink_tree import EvictionPolicy, UnifiedTreeCore, check_invariants
-from radixlink_tree._node import NO_CHILDREN
+from radixlink_tree._node import FULL_BIT, NO_CHILDREN
 
-from .conftest import Rig
+from .rig import Rig
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -103,17 +103,17 @@ def use_child_alone(_: UnifiedTreeCore, upper: Node, lower: Node) -> None:
 
 def store_while_pending(tree: UnifiedTreeCore, _: Node, lower: Node) -> None:
     tree.mark_offload_pending(lower.node_id, OperationId(1))
-    lower.stored = True
+    lower.mark().stored = FULL_BIT
 
 
 def forget_offload(tree: UnifiedTreeCore, _: Node, lower: Node) -> None:
     tree.mark_offload_pending(lower.node_id, OperationId(1))
-    tree._pending.clear()
+    tree._offloads.pending.clear()
 
 
 def forget_operation(tree: UnifiedTreeCore, _: Node, lower: Node) -> None:
     tree.mark_offload_pending(lower.node_id, OperationId(1))
-    lower.pending_operation = None
+    lower.mark().pending, lower.mark().pending_bits = None, 0
 
 
 def count_without_linker(tree: UnifiedTreeCore, _: Node, __: Node) -> None:
@@ -122,7 +122,7 @@ def count_without_linker(tree: UnifiedTreeCore, _: Node, __: Node) -> None:
 
 def rekey(tree: UnifiedTreeCore, upper: Node, lower: Node) -> None:
     assert len(tree.node(lower.node_id).page_keys) == 1
-    lower.chain = upper.chain
+    lower.mark().chain = upper.mark().chain
 
 
 FAULTS: dict[Callable[[UnifiedTreeCore, Node, Node], None], str] = {
@@ -143,7 +143,7 @@ FAULTS: dict[Callable[[UnifiedTreeCore, Node, Node], None], str] = {
     prefer_child: "has standing 1, its parent 0",
     miscount: "ledgers say 20 evictable and 0 protected, counted 16 and 0",
     use_child_alone: "was used after its parent",
-    store_while_pending: "is stored and being offloaded",
+    store_while_pending: "is being offloaded with what is stored of it",
     forget_offload: "which does not know it",
     forget_operation: "does not know its offload",
     count_without_linker: "although there is no linker",
