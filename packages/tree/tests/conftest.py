@@ -105,7 +105,8 @@ def rig_of(shapes: list[Shape]) -> Callable[[MakeRig, pytest.FixtureRequest], Ri
     return make
 
 
-#: A tree of each kind, and of each kind that has what the name says.
+#: All trees, one of each kind, and all that have what the name says.
 any_rig = rig_of([*FULL, *WINDOWS, *STATES, *BOTH])
+one_rig = rig_of([FULL[1], WINDOWS[2], STATES[1], Shape(4, 8, states=True)])
 swa_rig = rig_of([*WINDOWS, *BOTH])
 mamba_rig = rig_of([*STATES, *BOTH])

@@ -174,6 +174,18 @@ class Rig:
             self.pools.free_state(slot)
         return outcome
 
+    def params(
+        self, key: RadixKey, *, value: torch.Tensor | None = None, prompt_len: int = 0
+    ) -> InsertParams:
+        """An insert of a key as it is, with fresh slots unless some are given; for one's own use."""
+        num_pages = -(-len(key) // self.page_size)
+        return InsertParams(
+            key=key,
+            value=self.alloc(num_pages)[: len(key)] if value is None else value,
+            prompt_len=prompt_len,
+            mamba_value=self.pools.take_state() if self.has_states else None,
+        )
+
     def leaf(self, *pages: int, matched: int = 0) -> NodeId:
         """Insert, and say where it ended."""
         return self.insert(*pages, matched=matched).last_device_node
