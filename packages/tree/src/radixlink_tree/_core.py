@@ -328,6 +328,7 @@ class UnifiedTreeCore:
                     node.standing = new_standing(self._policy, self._tick, params.priority)
                 if self._windows is not None and start >= floor:
                     self._windows.gain(node)
+                    self._note(node.node_id, _SWA_CAME)
                     if adopted is not None:
                         adopted.record(ComponentType.SWA, start, stop)
             if adopted is not None:
