@@ -54,7 +54,6 @@ if TYPE_CHECKING:
         RequestId,
         RequestKV,
     )
-    from radixlink_contracts.actions import CacheAction
     from radixlink_pools import (
         CpuCopier,
         CudaCopier,
@@ -327,12 +326,9 @@ class Bystander:
         transfer: PoolTransfer,
         prefix_len: int,
         insert_result: InsertResult | None = None,
-        canonical_full: torch.Tensor | None = None,
     ) -> PoolTransfer | None:
-        del phase, request, full_transfer, prefix_len, insert_result, canonical_full
+        del phase, request, full_transfer, prefix_len, insert_result
         return transfer
-
-    def apply_action(self, action: CacheAction) -> None: ...
 
 
 def components(fits: Bystander, full: FullComponent, keys: PageKeys, node: TreeNodeView) -> None:
