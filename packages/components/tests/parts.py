@@ -17,6 +17,7 @@ from radixlink_contracts import (
 )
 
 PAGE_SIZE = 2
+NODE_ID = NodeId(7)
 
 
 class UnhashedKeys(PageKeySource):
@@ -50,9 +51,9 @@ class Node(TreeNodeView):
 
     page_keys: PageKeySource
     device_indices: torch.Tensor
+    node_id: NodeId = NODE_ID
     has_swa: bool = False
     mamba_slot: int | None = None
-    node_id: NodeId = NodeId(7)
     unstored: tuple[ComponentType, ...] = ()
     stored: bool = False
     pending_operation: OperationId | None = None
