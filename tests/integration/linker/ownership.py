@@ -178,7 +178,7 @@ def _operations(wrapper: UnifiedCacheLinkerWrapper | None) -> Iterator[Operation
 
 def _receipts(rank: Rank) -> set[int]:
     """The locks that somebody can account for."""
-    receipts = [computation.receipt for computation in rank.computing]
+    receipts = [computation.receipt for computation in rank.computing] + rank.locks
     wrapper = rank.cache._wrapper
     receipts += [operation.receipt for operation in _operations(wrapper)]
     if wrapper is not None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
+from tests.integration.linker.models import FULL_MAMBA, FULL_SWA_MAMBA
 
-from radixlink_contracts import ComponentType, ExternalMatch, PoolName
-from tests.integration.linker.models import FULL_MAMBA, FULL_SWA, FULL_SWA_MAMBA
+from radixlink_contracts import PoolName
 
 if TYPE_CHECKING:
     from tests.integration.linker.conftest import MakeReplica
