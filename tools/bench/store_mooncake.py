@@ -1,11 +1,16 @@
-"""What the Mooncake store adds to Mooncake's own batch calls: medians of interleaved pairs.
+"""What the Mooncake store adds to Mooncake's own batch calls: medians of interleaved turns.
 
-    python tools/bench/store_mooncake.py [--pages 8] [--page-kib 512] [--pairs 200]
+    python tools/bench/store_mooncake.py [--pages 8] [--page-kib 512] [--turns 200]
 
-A master and one owner are processes of their own on loopback, over TCP. Each pair is one batch call
-of Mooncake's, then the same bytes by the store, or the other way round, by turns. `put` is put
-alone, of bytes that were just written, as an engine's copy from its device writes them; `load` is
-open and read, against one batch get. The owner's memory was written before.
+A master and one owner are processes of their own on loopback, over TCP. Each turn moves the same
+number of bytes three times, in an order that changes by turns:
+
+    bare     one batch call of Mooncake's
+    checked  the same call, and by hand what a checksum takes: one XXH3 and one copy of each page
+    store    by the store: `put`; or `open` and `read`
+
+What is put was just written, as an engine's copy from its device writes it. The owner's memory was
+written before.
 """
 
 from __future__ import annotations
@@ -20,6 +25,7 @@ from typing import TYPE_CHECKING, Final
 
 import attrs
 import numpy as np
+from xxhash import xxh3_64_intdigest
 
 from radixlink_contracts import CacheIdentity, PageKeys, PoolLayout, PoolName
 from radixlink_store_mooncake import MooncakeSettings, MooncakeStoreFactory
@@ -28,13 +34,18 @@ from radixlink_store_mooncake.commands import ending_with_parent, master_command
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from typing import TypeAlias
+
+    import numpy.typing as npt
 
     from radixlink_store_mooncake import MooncakePageStore
     from radixlink_store_mooncake._engine import MooncakeClient, ReplicateConfig
 
+    Bytes: TypeAlias = npt.NDArray[np.uint8]
+
 _SEGMENT_BYTES: Final = 4 << 30
 _START_TIMEOUT_S: Final = 20.0
-_WARM_UP_PAIRS: Final = 20
+_WARM_UP_TURNS: Final = 20
 
 
 @contextlib.contextmanager
@@ -68,20 +79,20 @@ def free_port() -> int:
 
 @attrs.frozen(kw_only=True, eq=False)
 class Sides:
-    """The two sides of each pair."""
+    """The sides of each turn."""
 
     client: MooncakeClient
     config: ReplicateConfig
     store: MooncakePageStore
-    memory: np.ndarray[tuple[int], np.dtype[np.uint8]]
-    source: np.ndarray[tuple[int], np.dtype[np.uint8]]
+    memory: Bytes
+    staging: Bytes
+    source: Bytes
     out: bytearray
     pages: int
     page_bytes: int
 
-    @property
-    def _addresses(self) -> list[int]:
-        start = self.memory.ctypes.data
+    def _addresses(self, memory: Bytes) -> list[int]:
+        start = memory.ctypes.data
         return [start + page * self.page_bytes for page in range(self.pages)]
 
     def write(self) -> None:
@@ -91,7 +102,18 @@ class Sides:
     def bare_put(self, turn: int) -> None:
         """One batch put."""
         names, sizes = self._names(turn), [self.page_bytes] * self.pages
-        codes = self.client.batch_put_from(names, self._addresses, sizes, self.config)
+        codes = self.client.batch_put_from(names, self._addresses(self.memory), sizes, self.config)
+        assert codes == [0] * self.pages, codes
+
+    def checked_put(self, turn: int) -> None:
+        """Sums, a copy, and one batch put of it."""
+        for page in range(self.pages):
+            row = slice(page * self.page_bytes, (page + 1) * self.page_bytes)
+            xxh3_64_intdigest(self.memory[row].data)
+            np.copyto(self.staging[row], self.memory[row])
+        names, sizes = self._names(turn, "checked"), [self.page_bytes] * self.pages
+        addresses = self._addresses(self.staging)
+        codes = self.client.batch_put_from(names, addresses, sizes, self.config)
         assert codes == [0] * self.pages, codes
 
     def store_put(self, turn: int) -> None:
@@ -101,16 +123,27 @@ class Sides:
     def bare_load(self, turn: int) -> None:
         """One batch get."""
         names, sizes = self._names(turn), [self.page_bytes] * self.pages
-        codes = self.client.batch_get_into(names, self._addresses, sizes)
+        codes = self.client.batch_get_into(names, self._addresses(self.memory), sizes)
         assert codes == sizes, codes
+
+    def checked_load(self, turn: int) -> None:
+        """One batch get, a copy, and sums of it."""
+        names, sizes = self._names(turn), [self.page_bytes] * self.pages
+        codes = self.client.batch_get_into(names, self._addresses(self.staging), sizes)
+        assert codes == sizes, codes
+        out = np.frombuffer(self.out, np.uint8)
+        for page in range(self.pages):
+            row = slice(page * self.page_bytes, (page + 1) * self.page_bytes)
+            np.copyto(out[row], self.staging[row])
+            xxh3_64_intdigest(out[row].data)
 
     def store_load(self, turn: int) -> None:
         """The same from the store, verified."""
         handles = self.store.open(self._keys(turn), 10.0)
         assert self.store.read(handles, 0, self.out).complete, self.store.counters
 
-    def _names(self, turn: int) -> list[str]:
-        return [f"bare/{turn}/{page}" for page in range(self.pages)]
+    def _names(self, turn: int, who: str = "bare") -> list[str]:
+        return [f"{who}/{turn}/{page}" for page in range(self.pages)]
 
     def _keys(self, turn: int) -> PageKeys:
         return PageKeys.join(
@@ -118,34 +151,30 @@ class Sides:
         )
 
 
-def pairs(
-    bare: Callable[[int], None],
-    ours: Callable[[int], None],
-    prepare: Callable[[], None],
-    count: int,
-) -> list[tuple[float, float]]:
-    """The seconds of both sides, pair by pair; who is first changes by turns."""
+def turns(
+    sides: list[Callable[[int], None]], prepare: Callable[[], None], count: int
+) -> list[list[float]]:
+    """The seconds of all sides, turn by turn; who is first changes."""
     seconds = []
-    for turn in range(_WARM_UP_PAIRS + count):
-        sides = [bare, ours] if turn % 2 else [ours, bare]
-        took = {}
-        for side in sides:
+    for turn in range(_WARM_UP_TURNS + count):
+        took = [0.0] * len(sides)
+        for place in range(len(sides)):
+            side = (turn + place) % len(sides)
             prepare()
             started = time.perf_counter()
-            side(turn)
+            sides[side](turn)
             took[side] = time.perf_counter() - started
-        seconds.append((took[bare], took[ours]))
-    return seconds[_WARM_UP_PAIRS:]
+        seconds.append(took)
+    return seconds[_WARM_UP_TURNS:]
 
 
-def row(name: str, seconds: list[tuple[float, float]], num_bytes: int) -> str:
+def row(name: str, seconds: list[list[float]], num_bytes: int) -> str:
     """One line of the table."""
-    bare = statistics.median(pair[0] for pair in seconds)
-    ours = statistics.median(pair[1] for pair in seconds)
-    ratio = statistics.median(pair[1] / pair[0] for pair in seconds)
+    bare, checked, ours = (statistics.median(side) for side in zip(*seconds, strict=True))
     return (
-        f"{name:6}{bare * 1e3:9.3f}{ours * 1e3:9.3f}{(ours / bare - 1) * 100:9.1f} %"
-        f"{(ratio - 1) * 100:9.1f} %{num_bytes / ours / 1e9:9.2f}"
+        f"{name:6}{bare * 1e3:9.3f}{checked * 1e3:9.3f}{ours * 1e3:9.3f}"
+        f"{(ours / bare - 1) * 100:9.1f} %{(ours / checked - 1) * 100:9.1f} %"
+        f"{num_bytes / ours / 1e9:9.2f}"
     )
 
 
@@ -163,28 +192,33 @@ def measure(address: str, pages: int, page_bytes: int, count: int) -> None:
     code = client.setup("127.0.0.1", "P2PHANDSHAKE", 0, 0, "tcp", "", address)
     assert code == 0, code
     memory = np.random.default_rng(1).integers(0, 256, pages * page_bytes, np.uint8)
-    assert client.register_buffer(memory.ctypes.data, memory.nbytes) == 0
+    staging = memory.copy()
+    for registered in (memory, staging):
+        assert client.register_buffer(registered.ctypes.data, registered.nbytes) == 0
     sides = Sides(
         client=client,
         config=make_replicate_config(settings),
         store=factory.open(layout),
         memory=memory,
+        staging=staging,
         source=memory.copy(),
         out=bytearray(memory.nbytes),
         pages=pages,
         page_bytes=page_bytes,
     )
     # The owner's memory is slow at its first touch.
-    turns = _SEGMENT_BYTES * 85 // 100 // (pages * page_bytes)
-    for turn in range(turns):
+    warm = _SEGMENT_BYTES * 85 // 100 // (pages * page_bytes)
+    for turn in range(warm):
         sides.bare_put(-1 - turn)
     client.batch_remove(
-        [f"bare/{-1 - t}/{p}" for t in range(turns) for p in range(pages)], force=True
+        [f"bare/{-1 - t}/{p}" for t in range(warm) for p in range(pages)], force=True
     )
-    print(f"{pages} x {page_bytes >> 10} KiB, {count} pairs; ms")
-    print("       bare      store   of medians  of pairs     GB/s")
-    print(row("put", pairs(sides.bare_put, sides.store_put, sides.write, count), memory.nbytes))
-    print(row("load", pairs(sides.bare_load, sides.store_load, lambda: None, count), memory.nbytes))
+    puts = turns([sides.bare_put, sides.checked_put, sides.store_put], sides.write, count)
+    loads = turns([sides.bare_load, sides.checked_load, sides.store_load], lambda: None, count)
+    print(f"{pages} x {page_bytes >> 10} KiB, medians of {count} turns in ms; overhead; GB/s")
+    print("           bare  checked    store  to bare  to checked     GB/s")
+    print(row("put", puts, memory.nbytes))
+    print(row("load", loads, memory.nbytes))
     print(sides.store.counters)
     client.close()
     factory.close()
@@ -195,7 +229,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--pages", type=int, default=8)
     parser.add_argument("--page-kib", type=int, default=512)
-    parser.add_argument("--pairs", type=int, default=200)
+    parser.add_argument("--turns", type=int, default=200)
     given = parser.parse_args()
     port, owner_port = free_port(), free_port()
     address = f"127.0.0.1:{port}"
@@ -203,7 +237,7 @@ def main() -> None:
         running(master_command(port, free_port()), port),
         running(owner_command(address, owner_port, _SEGMENT_BYTES), owner_port),
     ):
-        measure(address, given.pages, given.page_kib << 10, given.pairs)
+        measure(address, given.pages, given.page_kib << 10, given.turns)
 
 
 if __name__ == "__main__":

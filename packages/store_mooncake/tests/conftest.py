@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Final, Protocol, Self, cast
 
 import attrs
@@ -15,7 +16,11 @@ import numpy as np
 import pytest
 
 from radixlink_contracts.errors import BackendUnavailableError
-from radixlink_store_mooncake import SMALLEST_SEGMENT_BYTES, MooncakeSettings
+from radixlink_store_mooncake import (
+    SMALLEST_SEGMENT_BYTES,
+    MooncakeSettings,
+    MooncakeStoreFactory,
+)
 from radixlink_store_mooncake._engine import (
     MooncakeClient,
     connect,
@@ -60,8 +65,8 @@ class Mooncake:
         return owner
 
     def settings(self, **fields: object) -> MooncakeSettings:
-        """Settings for this master."""
-        given = {"master_server_address": self.address, **fields}
+        """Settings for this master, with time for a machine that does much else."""
+        given = {"master_server_address": self.address, "call_timeout_s": 10.0, **fields}
         return MooncakeSettings.from_fields(given, where="a test")
 
     def _start(self, command: Sequence[str]) -> subprocess.Popen[bytes]:
@@ -186,3 +191,27 @@ def start_mooncake(
             return stack.enter_context(Mooncake(tmp_path_factory.mktemp("mooncake"), *master_flags))
 
         yield start
+
+
+class Connect(Protocol):
+    """The type of the fixture `connect_to`."""
+
+    def __call__(self, mooncake: Mooncake, **fields: object) -> MooncakeStoreFactory:
+        """A factory for this Mooncake, with these settings."""
+        ...
+
+
+@pytest.fixture(scope="module")
+def connect_to(start_mooncake: StartMooncake) -> Iterator[Connect]:
+    """Makes factories that are closed with the module, all at once: each takes a second."""
+    del start_mooncake  # Its Mooncakes end after the factories.
+    factories: list[MooncakeStoreFactory] = []
+
+    def connect_to(mooncake: Mooncake, **fields: object) -> MooncakeStoreFactory:
+        factories.append(MooncakeStoreFactory(settings=mooncake.settings(**fields)))
+        return factories[-1]
+
+    yield connect_to
+    with ThreadPoolExecutor(max_workers=64) as executor:
+        for closing in [executor.submit(factory.close) for factory in factories]:
+            closing.result()

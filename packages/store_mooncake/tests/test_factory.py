@@ -26,7 +26,7 @@ from .conftest import free_port
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from .conftest import Mooncake, StartMooncake
+    from .conftest import Connect, Mooncake, StartMooncake
 
 KEYS: Final = page_keys(range(4))
 
@@ -71,7 +71,9 @@ def test_location_that_is_no_address_is_refused(location: str) -> None:
         MooncakeStoreFactory(StoreConfig(location=location))
 
 
-def test_file_with_settings_is_a_location(mooncake: Mooncake, tmp_path: Path) -> None:
+def test_file_with_settings_is_a_location(
+    mooncake: Mooncake, connect_to: Connect, tmp_path: Path
+) -> None:
     file = tmp_path / "mooncake.json"
     fields = {"master_server_address": mooncake.address, "namespace": "from-a-file"}
     file.write_text(json.dumps(fields))
@@ -80,9 +82,8 @@ def test_file_with_settings_is_a_location(mooncake: Mooncake, tmp_path: Path) ->
     assert store.put(KEYS, page_parts(KEYS, SUITE_LAYOUT)).complete
     factory.close()
     # Another namespace holds other pages.
-    other = MooncakeStoreFactory(settings=mooncake.settings())
+    other = connect_to(mooncake)
     assert not other.open(SUITE_LAYOUT).contains(KEYS).mask
-    other.close()
 
 
 def test_unknown_fields_are_named_with_the_known_ones(tmp_path: Path) -> None:
@@ -147,18 +148,19 @@ def test_missing_mooncake_says_what_to_install(monkeypatch: pytest.MonkeyPatch) 
         factory.open(SUITE_LAYOUT)
 
 
-def test_page_that_fits_no_buffer_is_refused(mooncake: Mooncake) -> None:
-    factory = MooncakeStoreFactory(settings=mooncake.settings(buffer_bytes=4096))
+def test_page_that_fits_no_buffer_is_refused(mooncake: Mooncake, connect_to: Connect) -> None:
+    factory = connect_to(mooncake, buffer_bytes=4096)
     with pytest.raises(CapacityError, match="buffer_bytes") as caught:
         factory.open(attrs.evolve(SUITE_LAYOUT, range_bytes=(4096,)))
     assert (caught.value.needed, caught.value.available) == (64 + 16 + 4096, 4096)
     # One that fits does, and others are not hindered.
     assert factory.open(SUITE_LAYOUT).put(KEYS, page_parts(KEYS, SUITE_LAYOUT)).complete
-    factory.close()
 
 
-def test_pages_of_more_than_one_buffer_are_put_and_read(mooncake: Mooncake) -> None:
-    factory = MooncakeStoreFactory(settings=mooncake.settings(buffer_bytes=4096))
+def test_pages_of_more_than_one_buffer_are_put_and_read(
+    mooncake: Mooncake, connect_to: Connect
+) -> None:
+    factory = connect_to(mooncake, buffer_bytes=4096)
     layout = attrs.evolve(SUITE_LAYOUT, range_bytes=(1000, 600))
     store = factory.open(layout)
     keys = page_keys(range(21))
@@ -170,15 +172,15 @@ def test_pages_of_more_than_one_buffer_are_put_and_read(mooncake: Mooncake) -> N
         out = bytearray(len(part))
         assert store.read(handles, layer_range, out).complete
         assert out == part
-    factory.close()
 
 
 @pytest.mark.parametrize("ttl_s", [-1.0, float("nan")])
-def test_ttl_that_is_no_time_is_refused(mooncake: Mooncake, ttl_s: float) -> None:
-    factory = MooncakeStoreFactory(settings=mooncake.settings())
+def test_ttl_that_is_no_time_is_refused(
+    mooncake: Mooncake, connect_to: Connect, ttl_s: float
+) -> None:
+    factory = connect_to(mooncake)
     with pytest.raises(ContractError, match="ttl_s"):
         factory.open(SUITE_LAYOUT).open(KEYS, ttl_s)
-    factory.close()
 
 
 def test_closed_factory_closes_its_stores_and_opens_none(mooncake: Mooncake) -> None:
@@ -192,9 +194,8 @@ def test_closed_factory_closes_its_stores_and_opens_none(mooncake: Mooncake) -> 
         factory.open(attrs.evolve(SUITE_LAYOUT, pool=PoolName.SWA))
 
 
-def test_process_may_give_memory_itself(start_mooncake: StartMooncake) -> None:
+def test_process_may_give_memory_itself(start_mooncake: StartMooncake, connect_to: Connect) -> None:
     mooncake = start_mooncake()
-    factory = MooncakeStoreFactory(settings=mooncake.settings(global_segment_size=16 << 20))
+    factory = connect_to(mooncake, global_segment_size=16 << 20)
     store = factory.open(SUITE_LAYOUT)
     assert store.put(KEYS, page_parts(KEYS, SUITE_LAYOUT)).complete
-    factory.close()

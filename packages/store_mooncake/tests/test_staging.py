@@ -95,7 +95,7 @@ def test_page_that_was_kept_again_is_found_where_it_was_kept_last() -> None:
 def test_block_whose_pages_were_all_asked_for_is_free() -> None:
     staging = Staging(4096, 2)
     with staging.take(0.0) as block:
-        staging.keep(block, {PAGE: 0, (b"page", 2): 16}, uses=2)
+        staging.keep(block, {PAGE: 0, (b"page", 2): 16}, uses=4)
     for pages in ([PAGE], [PAGE, (b"page", 2)], [(b"page", 2)]):
         assert None not in staging.find(pages)
     assert staging.find([PAGE, (b"page", 2)]) == [None, None]

@@ -115,12 +115,12 @@ class Staging:
         Args:
             block: Held by the caller, who still has to release it.
             pages: Where each page begins in it.
-            uses: How often each page will be asked for.
+            uses: How often one of its pages will be asked for, in all.
         """
         with self._changed:
             block.holders += 1
             self._kept[block] = tuple(pages)
-            self._uses[block] = uses * len(pages)
+            self._uses[block] = uses
             self._pages.update({page: (block, offset) for page, offset in pages.items()})
 
     def find(self, pages: Sequence[PageId]) -> list[tuple[Block, int] | None]:
@@ -131,9 +131,7 @@ class Staging:
                 if place is not None:
                     block = place[0]
                     block.holders += 1
-                    self._uses[block] -= 1
-                    if not self._uses[block]:
-                        self._forget(block)
+                    self._count_use(block)
         return found
 
     def hold(self, blocks: Iterable[Block]) -> None:
@@ -153,6 +151,13 @@ class Staging:
         while not self._free and self._kept:
             self._forget(next(iter(self._kept)))
         return bool(self._free)
+
+    def _count_use(self, block: Block) -> None:
+        """One of its pages was asked for. The condition is held."""
+        if block in self._uses:
+            self._uses[block] -= 1
+            if self._uses[block] <= 0:
+                self._forget(block)
 
     def _forget(self, block: Block) -> None:
         """Keep a block no longer."""

@@ -300,7 +300,7 @@ class MooncakePageStore:
                     headers.append((page, header))
                     kept[keys[page], header.generation] = page * size
             if whole and kept:
-                self._staging.keep(block, kept, uses=len(form.range_bytes))
+                self._staging.keep(block, kept, uses=len(headers) * len(form.range_bytes))
         for page in suspects:
             # The read may have met a page that went while it ran. What is there now?
             header, verdict = self._look_at_header(keys[page])

@@ -20,7 +20,7 @@ def _say(number: int) -> None:
 
 
 def main(address: str) -> None:
-    settings = MooncakeSettings(master_server_address=address, call_timeout_s=0.5)
+    settings = MooncakeSettings(master_server_address=address, call_timeout_s=1.0)
     factory = MooncakeStoreFactory(settings=settings)
     store = factory.open(SUITE_LAYOUT)
     keys = page_keys(range(2))
