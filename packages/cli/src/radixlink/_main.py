@@ -94,13 +94,15 @@ def _parser() -> argparse.ArgumentParser:
         help="smollm2 (a download of 93 MB, once), tiny (random, no download), or a directory",
     )
     demo.add_argument(
-        "--store", default="file", help="file (plain processes) or mpi (one mpirun); default: file"
+        "--store",
+        default="file",
+        help="file (plain processes), mpi (one mpirun) or mooncake; default: file",
     )
     demo.add_argument(
         "--store-dir",
         type=Path,
         help="where the store is, kept afterwards (the mpi store is in memory and takes none); "
-        "default: a new place that is removed",
+        "for mooncake HOST:PORT of a master, or a JSON file of settings; default: a new place that is removed",
     )
     demo.add_argument(
         "--report",
