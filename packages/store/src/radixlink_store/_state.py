@@ -49,8 +49,8 @@ class SlotState(enum.IntEnum):
 
 
 # Members of an enum are slow to come by (Python 3.11), and these are asked for with every page.
-_WRITING: Final = SlotState.WRITING
-_READY: Final = SlotState.READY
+_READY: Final = int(SlotState.READY)
+_READY_TO_WRITING: Final = SlotState.READY ^ SlotState.WRITING
 
 
 def pack(fingerprint: int, generation: int, state: SlotState) -> int:
@@ -63,12 +63,16 @@ def generation_of(word: int) -> int:
     return word >> STATE_BITS & LAST_GENERATION
 
 
-def claimed(word: int, fingerprint: int) -> int | None:
-    """The word after a claim; None for a slot that has used its generations up."""
-    generation = generation_of(word)
+def claimed(word: int, match: int) -> int | None:
+    """The word after a claim for the page of that `match_of`.
+
+    Returns:
+        None for a slot that has used its generations up.
+    """
+    generation = word >> STATE_BITS & LAST_GENERATION
     if generation == LAST_GENERATION:
         return None
-    return pack(fingerprint, generation + 1, _WRITING)
+    return match ^ _READY_TO_WRITING | generation + 1 << STATE_BITS
 
 
 def published(word: int) -> int:
@@ -83,4 +87,4 @@ def emptied(word: int) -> int:
 
 def match_of(fingerprint: int) -> int:
     """What a word's `MATCH_MASK` bits are when a page of that fingerprint is published."""
-    return pack(fingerprint, 0, _READY)
+    return fingerprint << FINGERPRINT_SHIFT | _READY
