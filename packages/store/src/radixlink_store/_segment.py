@@ -192,6 +192,11 @@ class Segment:
         superblock.write(buffer)
         return segment
 
+    @property
+    def memory(self) -> memoryview:
+        """All of its bytes."""
+        return self._buffer[: self.geometry.total_bytes]
+
     def start_stamps_over(self, boot_id: str) -> None:
         """Go on after a boot of the node: the clock of recency and leases is gone.
 

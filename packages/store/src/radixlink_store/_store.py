@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
     from radixlink_contracts import PageKeys, PoolLayout
     from radixlink_store._locks import LockDescriptor
+    from radixlink_store._prefault import Prefault
     from radixlink_store._segment import Found, Segment
     from radixlink_store.counters import StoreCounters
 
@@ -74,7 +75,11 @@ class SegmentPageStore:
     """
 
     def __init__(
-        self, segment: Segment, where: str, clock: Callable[[], float] = time.monotonic
+        self,
+        segment: Segment,
+        where: str,
+        clock: Callable[[], float] = time.monotonic,
+        prefault: Prefault | None = None,
     ) -> None:
         """Serve the pages of a segment.
 
@@ -83,12 +88,14 @@ class SegmentPageStore:
                 released when the last call that uses it has returned.
             where: Names the segment in messages.
             clock: Seconds, the same for every process that shares the segment.
+            prefault: At work on the segment's memory; it is stopped with the store.
         """
         #: None once closed. Each call takes its own reference, so that close never waits for one.
         self._segment: Segment | None = segment
         self._layout: Final = segment.layout
         self._where: Final = where
         self._clock: Final = clock
+        self._prefault: Final = prefault
         self._writer: Final = os.getpid()
         self._tally: Final = Tally(segment.take_counter_row())
 
@@ -327,6 +334,8 @@ class SegmentPageStore:
             # In this order: whoever gets the row next goes on from what is there.
             self._tally.leave()
             segment.locks.close()
+            if self._prefault is not None:
+                self._prefault.stop()
 
     def _opened(self) -> Segment:
         segment = self._segment
