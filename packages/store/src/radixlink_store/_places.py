@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 import numpy as np
 
 from radixlink_store._layout import KEY_WORDS
-from radixlink_store._state import FINGERPRINT_SHIFT, SlotState, match_of
+from radixlink_store._state import FINGERPRINT_SHIFT, match_of
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -31,7 +31,9 @@ if TYPE_CHECKING:
 _KEY: Final = struct.Struct("=4Q")
 _TAG_SHIFT: Final = 40
 _TAG_MASK: Final = 0xFF
-_READY: Final = np.uint64(SlotState.READY)
+_FINGERPRINT_MASK: Final = -1 << FINGERPRINT_SHIFT
+#: The match of fingerprint 0.
+_MATCH: Final = match_of(0)
 
 NO_TAG: Final = 0
 """The tag of a slot in which no page can be found; no page has it."""
@@ -59,23 +61,18 @@ class Place(NamedTuple):
         """The place of a page in a table of so many buckets."""
         first, second, third, fourth = _KEY.unpack(key)
         bucket = first % num_buckets
-        if num_buckets == 1:
-            buckets: tuple[int, ...] = (bucket,)
-        else:
+        buckets: tuple[int, ...] = (bucket,)
+        if num_buckets > 1:
             buckets = bucket, (bucket + second % (num_buckets - 1) + 1) % num_buckets
-        return cls(
-            key,
-            third >> _TAG_SHIFT & _TAG_MASK or 1,
-            match_of(third >> FINGERPRINT_SHIFT),
-            first ^ second ^ third ^ fourth,
-            buckets,
-        )
+        tag = third >> _TAG_SHIFT & _TAG_MASK or 1
+        match = third & _FINGERPRINT_MASK | _MATCH
+        return cls(key, tag, match, first ^ second ^ third ^ fourth, buckets)
 
 
 def seed_and_match(key: bytes) -> tuple[int, int]:
     """A page's seed, and what its state word's `MATCH_MASK` bits are where it is published."""
     first, second, third, fourth = _KEY.unpack(key)
-    return first ^ second ^ third ^ fourth, match_of(third >> FINGERPRINT_SHIFT)
+    return first ^ second ^ third ^ fourth, third & _FINGERPRINT_MASK | _MATCH
 
 
 def key_words(keys: PageKeys) -> Words:
@@ -94,7 +91,7 @@ def matches_of(words: Words) -> Words:
     Shape: words (num_pages, 4); the result (num_pages,).
     """
     shift = np.uint64(FINGERPRINT_SHIFT)
-    matches: Words = words[:, 2] >> shift << shift | _READY
+    matches: Words = words[:, 2] >> shift << shift | np.uint64(_MATCH)
     return matches
 
 

@@ -30,6 +30,7 @@ _GENERATION_BITS: Final = 46
 FINGERPRINT_SHIFT: Final = STATE_BITS + _GENERATION_BITS
 
 STATE_MASK: Final = (1 << STATE_BITS) - 1
+_NO_STATE: Final = ~STATE_MASK
 LAST_GENERATION: Final = (1 << _GENERATION_BITS) - 1
 """The generation that no claim goes beyond."""
 
@@ -77,7 +78,7 @@ def claimed(word: int, match: int) -> int | None:
 
 def published(word: int) -> int:
     """The word of a claimed slot whose page is whole."""
-    return word & ~STATE_MASK | _READY
+    return word & _NO_STATE | _READY
 
 
 def emptied(word: int) -> int:

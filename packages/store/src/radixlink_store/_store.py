@@ -118,6 +118,14 @@ class SegmentPageStore:
         """What this opener did so far; also after `close`."""
         return self._tally.counters
 
+    def wait_prefault(self, timeout_s: float) -> bool:
+        """Wait until no first touch of the segment costs this process anything any more.
+
+        Returns:
+            Whether that is so; also true where nothing is done about it.
+        """
+        return self._prefault is None or self._prefault.wait(timeout_s)
+
     def contains(self, keys: PageKeys) -> PageBits:
         """Which pages are there. Changes no recency."""
         segment = self._opened()
@@ -251,10 +259,10 @@ class SegmentPageStore:
         sizes = self._layout.range_bytes
         if len(parts) != len(sizes):
             raise ContractError(f"store: expected {len(sizes)} parts, got {len(parts)}")
-        count = len(keys)
+        count = len(keys.data) // PAGE_KEY_BYTES
         columns = [
-            _flat(part, count, size, what="each part", writable=False)
-            for part, size in zip(parts, sizes, strict=True)
+            _flat(part, count, sizes[layer_range], what="each part", writable=False)
+            for layer_range, part in enumerate(parts)
         ]
         now = int(self._clock())
         if count == 1:
@@ -282,7 +290,8 @@ class SegmentPageStore:
                         column[page * size : (page + 1) * size]
                         for column, size in zip(columns, sizes, strict=True)
                     ]
-                    outcome = self._write(segment, lock, place, ranges, mine, now)
+                    lines = segment.tags_at(place.buckets)
+                    outcome = self._write(segment, lock, place, lines, ranges, now, mine)
                     if outcome is _FULL:
                         full += 1
                     elif outcome is _BUSY:
@@ -304,7 +313,8 @@ class SegmentPageStore:
     def _put_one(self, segment: Segment, key: bytes, parts: list[memoryview], now: int) -> PageBits:
         """Store one page: what `put` does for many, without a step that one does not need."""
         place = Place.of(key, segment.num_buckets)
-        at = self._find_one(segment, place)
+        lines = segment.tags_at(place.buckets)
+        at = self._find_one(segment, place, lines)
         if at is not None:
             segment.use(at[0], now)
             self._tally.add(already_there=1)
@@ -312,7 +322,7 @@ class SegmentPageStore:
         try:
             lock = segment.locks.take()
             try:
-                outcome = self._write(segment, lock, place, parts, set(), now)
+                outcome = self._write(segment, lock, place, lines, parts, now)
             finally:
                 segment.locks.give_back(lock)
         except OSError as error:
@@ -352,10 +362,12 @@ class SegmentPageStore:
             self._suspect(segment, slot, word)
         return found
 
-    def _find_one(self, segment: Segment, place: Place) -> tuple[int, int] | None:
+    def _find_one(
+        self, segment: Segment, place: Place, lines: list[bytes]
+    ) -> tuple[int, int] | None:
         """The same for one page: its slot and state word, if it is there."""
         suspects: list[tuple[int, int]] = []
-        at = segment.find_one(place, suspects)
+        at = segment.find_one(place, lines, suspects)
         for slot, word in suspects:
             self._suspect(segment, slot, word)
         return at
@@ -367,7 +379,7 @@ class SegmentPageStore:
         there: dict[int, tuple[int, int]] = {}
         if len(places) <= _FEW:
             for page, place in enumerate(places):
-                at = self._find_one(segment, place)
+                at = self._find_one(segment, place, segment.tags_at(place.buckets))
                 if at is not None:
                     there[page] = at
             return there
@@ -401,17 +413,19 @@ class SegmentPageStore:
         segment: Segment,
         lock: LockDescriptor,
         place: Place,
+        lines: list[bytes],
         parts: list[memoryview],
-        mine: set[int],
         now: int,
+        mine: set[int] | None = None,
     ) -> _Outcome:
-        """Write one page into the first way that can be had; add it to `mine`."""
+        """Write one page into the first way that can be had but `mine`; add it to those."""
         outcome = _FULL
-        for slot, word in ways_for(segment, place.buckets, now):
-            if slot in mine:
+        for slot, word in ways_for(segment, place.buckets, lines, now):
+            if mine is not None and slot in mine:
                 continue
             if segment.write(lock, slot, word, place, parts, writer=self._writer, now=now):
-                mine.add(slot)
+                if mine is not None:
+                    mine.add(slot)
                 return _WRITTEN_OVER if word & STATE_MASK == _READY else _WRITTEN
             outcome = _BUSY
         return outcome

@@ -30,15 +30,22 @@ _STATE_MASK: Final = np.uint64(STATE_MASK)
 _READY: Final = SlotState.READY
 
 
-def ways_for(segment: Segment, buckets: tuple[int, ...], now: int) -> Iterator[tuple[int, int]]:
+def ways_for(
+    segment: Segment, buckets: tuple[int, ...], lines: list[bytes], now: int
+) -> Iterator[tuple[int, int]]:
     """Where a page with these candidate buckets may be written, with the state words seen.
 
     A slot may come twice: it may be another's at the first time.
 
+    Args:
+        segment: The table.
+        buckets: One or two.
+        lines: Their tags.
+        now: Whole seconds.
+
     Mutates: nothing.
     Cost: a few microseconds for the first answer, tens once that one could not be had.
     """
-    lines = [segment.tag_line(bucket) for bucket in buckets]
     if NO_TAG in lines[0] or NO_TAG in lines[-1]:
         yield from _free(segment, buckets, lines)
     slot = segment.oldest(buckets)
