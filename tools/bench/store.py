@@ -5,8 +5,8 @@
 Each row is a run of its own: so many processes put pages of one size into one store, each reads
 those of its neighbour, and each copies as many bytes from one place of its own memory to another.
 All wait for each other before each part, and a part has ended when the last one has; a row is the
-median over rounds of the same work with new pages. Sources are larger than the caches, everything
-was touched before, and from the second round on every page is written over an older one.
+median over rounds of the same work with new pages. What is moved was not touched for
+much more than the caches hold, everything was touched once, and pages are written over older ones.
 
 Only figures of one row may be compared: on a shared machine the speed of memory changes by the
 minute, and that is why memcpy is measured beside.
@@ -33,7 +33,7 @@ from radixlink_contracts import CacheIdentity, PageKeys, PoolLayout, PoolName, S
 from radixlink_store import FileStoreFactory
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
     from multiprocessing.queues import Queue
     from multiprocessing.synchronize import Barrier
 
@@ -49,7 +49,9 @@ PAGES: Final = (16 * KIB, 64 * KIB, 256 * KIB, MIB, 4 * MIB)
 #: What one call may carry, and how many pages at most.
 BATCH_BYTES: Final = 8 * MIB
 BATCH_PAGES: Final = 8
-WARM_ROUNDS: Final = 2
+#: Short rounds: other users of the machine then disturb a few of them and not their median.
+SLICES: Final = 4
+WARM_ROUNDS: Final = 6
 KEYS_OF_A_LOOKUP: Final = 1024
 TIMEOUT_S: Final = 300.0
 SHARED_MEMORY: Final = Path("/dev/shm")  # noqa: S108 -- where a store is by default
@@ -64,7 +66,8 @@ class Run:
         page_bytes: Bytes of a page.
         ranges: Layer ranges of a page; each is read by a call of its own.
         checksums: Whether they are on.
-        bytes_each: What each process moves in a round.
+        bytes_each: What each process has to move, much more than a cache; each round moves the
+            next of `SLICES` parts of it.
         rounds: How often.
     """
 
@@ -97,11 +100,11 @@ class Run:
     @property
     def batches(self) -> int:
         """Calls of a round."""
-        return self.bytes_each // self.page_bytes // self.batch
+        return self.bytes_each // SLICES // self.page_bytes // self.batch
 
     @property
     def capacity_bytes(self) -> int:
-        """A quarter more than a round, so that a round does not evict its own pages."""
+        """As cold as the source, and a quarter more, so that new pages do not evict each other."""
         return self.bytes_each * self.processes * 5 // 4
 
 
@@ -157,48 +160,49 @@ class Worker:
         self._rank = rank
         self._store = store
         rng = np.random.default_rng(rank)
-        shape = (run.batches, run.ranges, run.batch * run.page_bytes // run.ranges)
+        shape = (SLICES, run.batches, run.ranges, run.batch * run.page_bytes // run.ranges)
         self._source = memory(run.bytes_each).reshape(shape)
         self._source[:] = rng.integers(0, 256, shape, np.uint8)
         self._out = memory(run.bytes_each).reshape(shape)
-        pages = (run.batches * run.batch, run.page_bytes)
-        self._pages = list(zip(self._out.reshape(pages), self._source.reshape(pages), strict=True))
 
     def keys(self, of: int, round_: int) -> list[PageKeys]:
         """The keys of a process' pages in a round, a call's worth each."""
         rng = np.random.default_rng([of, round_])
         return [PageKeys(rng.bytes(32 * self._run.batch)) for _ in range(self._run.batches)]
 
-    def copy(self) -> int:
+    def copy(self, part: int) -> int:
         """Copy every page; how many bytes that were."""
-        for out, source in self._pages:
-            np.copyto(out, source)
-        return self._run.bytes_each
+        pages = (self._run.batches * self._run.batch, self._run.page_bytes)
+        source, out = self._source[part].reshape(pages), self._out[part].reshape(pages)
+        for to, page in zip(out, source, strict=True):
+            np.copyto(to, page)
+        return int(source.nbytes)
 
-    def put(self, keys: list[PageKeys]) -> int:
+    def put(self, part: int, keys: list[PageKeys]) -> int:
         """Put every page; how many bytes are there now."""
         stored = 0
-        for batch, parts in zip(keys, self._source, strict=True):
-            stored += self._store.put(batch, [part.data for part in parts]).total
+        for batch, ranges in zip(keys, self._source[part], strict=True):
+            stored += self._store.put(batch, [data.data for data in ranges]).total
         return stored * self._run.page_bytes
 
-    def read(self, keys: list[PageKeys]) -> int:
+    def read(self, part: int, keys: list[PageKeys]) -> int:
         """Read every page that is still there; how many bytes were right."""
         right = 0
-        for batch, out in zip(keys, self._out, strict=True):
+        for batch, out in zip(keys, self._out[part], strict=True):
             handles = self._store.open(batch, 0.0)
-            for layer_range, part in enumerate(out):
-                right += self._store.read(handles, layer_range, part.data).total
+            for layer_range, data in enumerate(out):
+                right += self._store.read(handles, layer_range, data.data).total
         return right * self._run.page_bytes // self._run.ranges
 
     def round(self, number: int, barrier: Barrier) -> tuple[Part, Part, Part]:
         """The three parts of a round, each together with the other processes."""
         mine = self.keys(self._rank, number)
         neighbours = self.keys((self._rank + 1) % self._run.processes, number)
+        part = number % SLICES
         return (
-            timed(self.copy, barrier),
-            timed(partial(self.put, mine), barrier),
-            timed(partial(self.read, neighbours), barrier),
+            timed(partial(self.copy, part), barrier),
+            timed(partial(self.put, part, mine), barrier),
+            timed(partial(self.read, part, neighbours), barrier),
         )
 
 
@@ -325,7 +329,7 @@ def calls(directory: str, *, rounds: int) -> dict[str, float]:
     return figures
 
 
-def median_us(timed_calls: list[partial[object]]) -> float:
+def median_us(timed_calls: Iterable[Callable[[], object]]) -> float:
     """Median time of a call."""
     times: list[int] = []
     for call in timed_calls:
@@ -361,7 +365,7 @@ def main() -> None:
     parser.add_argument("--processes", default="1,2,4", help="how many at once; default: 1,2,4")
     parser.add_argument("--json", type=Path, help="where to keep the figures")
     options = parser.parse_args()
-    bytes_each, rounds = (16 * MIB, 3) if options.quick else (128 * MIB, 11)
+    bytes_each, rounds = (32 * MIB, 4) if options.quick else (128 * MIB, 40)
     kept: dict[str, object] = {}
 
     with tempfile.TemporaryDirectory(prefix="radixlink-bench-", dir=SHARED_MEMORY) as directory:

@@ -51,7 +51,9 @@ if TYPE_CHECKING:
     from radixlink_contracts import PoolLayout, StoreConfig
     from radixlink_store._room import Room
 
-_SUFFIX: Final = ".segment"
+SUFFIX: Final = ".segment"
+"""How the name of every segment ends."""
+
 _CREATION_LOCK: Final = "creation.lock"
 _MODE: Final = 0o600
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
@@ -64,7 +66,7 @@ _NO_ROOM: Final = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 def boot_id() -> str:
     """Which boot of the node this is."""
-    with map_exceptions({OSError: lambda error: _unavailable(_BOOT_ID, "read the boot id", error)}):
+    with map_exceptions({OSError: lambda error: unavailable(_BOOT_ID, "read the boot id", error)}):
         return _BOOT_ID.read_text("ascii").strip()
 
 
@@ -186,12 +188,12 @@ def open_segment(
     directory = open_directory(path)
     try:
         with (
-            map_exceptions({OSError: lambda error: _unavailable(path, "use the store", error)}),
-            _creation_lock(directory, path, timeout_s),
+            map_exceptions({OSError: lambda error: unavailable(path, "use the store", error)}),
+            creation_lock(directory, path, timeout_s),
         ):
             names = os.listdir(directory)  # noqa: PTH208 - a descriptor, not a path
             for name in sorted(names):
-                if name.endswith(_SUFFIX):
+                if name.endswith(SUFFIX):
                     _refuse_stranger(directory, path / name, layout)
             if _name_of(layout) not in names:
                 superblock = Superblock(
@@ -204,7 +206,7 @@ def open_segment(
 
 
 @contextlib.contextmanager
-def _creation_lock(directory: int, path: Path, timeout_s: float) -> Iterator[None]:
+def creation_lock(directory: int, path: Path, timeout_s: float) -> Iterator[None]:
     """Hold the directory's lock; only one opener at a time gets past this."""
     descriptor = os.open(
         _CREATION_LOCK, os.O_RDWR | os.O_CREAT | _SAFELY, mode=_MODE, dir_fd=directory
@@ -279,24 +281,44 @@ def _make(directory: int, path: Path, superblock: Superblock, room: Callable[[Pa
 
 
 def _attach(directory: int, file: Path, *, checksums: bool) -> Segment:
-    """Map a segment that exists.
+    """Map a segment that exists, for a store.
 
     Raises:
         IdentityError: It was made with another setting.
     """
-    locks = SlotLocks(_open_file(directory, file, os.O_RDWR))
+    segment, superblock = map_segment(directory, file)
     try:
-        superblock = _read_superblock(locks.descriptor, file)
         _refuse_other_setting(superblock, file, checksums=checksums)
-        buffer = memoryview(mmap.mmap(locks.descriptor, superblock.geometry.total_bytes))
-        segment = Segment(buffer, superblock, locks)
         now = boot_id()
         if superblock.boot_id != now:
             segment.start_stamps_over(now)
+        # While the directory is locked, so that nobody takes it for unused.
+        segment.join()
+    except BaseException:
+        segment.locks.close()
+        raise
+    return segment
+
+
+def map_segment(directory: int, file: Path) -> tuple[Segment, Superblock]:
+    """Map a segment that exists, and change nothing.
+
+    Raises:
+        IdentityError: It is no segment that this version can read.
+        IntegrityError: It is damaged or truncated.
+        BackendUnavailableError: It is no plain file of ours.
+        OSError: It cannot be opened.
+
+    Owns: the caller closes the segment's locks.
+    """
+    locks = SlotLocks(_open_file(directory, file, os.O_RDWR))
+    try:
+        superblock = _read_superblock(locks.descriptor, file)
+        buffer = memoryview(mmap.mmap(locks.descriptor, superblock.geometry.total_bytes))
+        return Segment(buffer, superblock, locks), superblock
     except BaseException:
         locks.close()
         raise
-    return segment
 
 
 def _refuse_other_setting(superblock: Superblock, file: Path, *, checksums: bool) -> None:
@@ -352,7 +374,7 @@ def _read_superblock(descriptor: int, file: Path) -> Superblock:
 
 def _name_of(layout: PoolLayout) -> str:
     """The name of a layout's file."""
-    return f"{layout.pool.value}.{layout.shard.index}-of-{layout.shard.count}{_SUFFIX}"
+    return f"{layout.pool.value}.{layout.shard.index}-of-{layout.shard.count}{SUFFIX}"
 
 
 def _no_room(file: Path, needed: int, available: Room) -> CapacityError:
@@ -364,7 +386,7 @@ def _no_room(file: Path, needed: int, available: Room) -> CapacityError:
     )
 
 
-def _unavailable(path: Path, action: str, error: OSError) -> BackendUnavailableError:
+def unavailable(path: Path, action: str, error: OSError) -> BackendUnavailableError:
     return BackendUnavailableError(
         f"file store: expected to {action} at {path}, got {error.strerror} (errno {error.errno}"
         f"{f', {error.filename}' if error.filename else ''}); choose a directory that can be "

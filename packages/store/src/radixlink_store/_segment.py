@@ -140,6 +140,8 @@ class Segment:
         self.geometry: Final = geometry
         self.checksums: Final = superblock.checksums
         self.locks: Final = locks
+        self._joined = False
+        self._row: memoryview | None = None
         count, ways = geometry.num_slots, geometry.ways
         # Geometry computes these anew each time, and they are asked for with every page.
         self.ways: Final = ways
@@ -212,19 +214,26 @@ class Segment:
 
     # --- who has it open -------------------------------------------------------------------------
 
-    def take_counter_row(self) -> memoryview | None:
+    @property
+    def in_use_byte(self) -> int:
+        """The byte of the locks that everybody shares who has the segment open."""
+        return self.geometry.num_slots
+
+    def join(self) -> memoryview | None:
         """Say that the segment is in use, until its locks are closed, and take a row of counters.
 
         Returns:
-            The row's words; None if more openers than there are rows have one.
+            The row's words, always the same; None if more openers than there are rows have one.
 
         Raises:
             OSError: There are no more descriptors.
         """
-        in_use = self.geometry.num_slots
-        rows = range(in_use + 1, in_use + 1 + COUNTER_ROWS)
-        byte = self.locks.hold(in_use, rows)
-        return None if byte is None else self.counter_rows()[byte - rows.start]
+        if not self._joined:
+            rows = range(self.in_use_byte + 1, self.in_use_byte + 1 + COUNTER_ROWS)
+            byte = self.locks.hold(self.in_use_byte, rows)
+            self._row = None if byte is None else self.counter_rows()[byte - rows.start]
+            self._joined = True
+        return self._row
 
     def counter_rows(self) -> list[memoryview]:
         """The words of each row of counters."""
@@ -321,6 +330,10 @@ class Segment:
     def word(self, slot: int) -> int:
         """The state word of a slot, now."""
         return self._word[slot]
+
+    def tag(self, slot: int) -> int:
+        """The tag of a slot, now."""
+        return self._tags[slot]
 
     def lease(self, slot: int) -> int:
         """Until when eviction is asked to keep a slot's page."""
@@ -462,16 +475,18 @@ class Segment:
         finally:
             lock.unlock(slot)
 
-    def empty(self, lock: LockDescriptor, slot: int) -> bool:
-        """Empty a slot, whatever it holds, unless it is being written.
+    def empty(self, lock: LockDescriptor, slot: int, seen: int) -> bool:
+        """Empty a slot, unless it is being written or was since its word was `seen`.
 
         Returns:
-            Whether it is empty now.
+            Whether it was emptied.
         """
         if not lock.try_lock(slot):
             return False
         try:
-            self._empty(slot, self._word[slot])
+            if self._word[slot] != seen:
+                return False
+            self._empty(slot, seen)
             return True
         finally:
             lock.unlock(slot)

@@ -97,7 +97,7 @@ class SegmentPageStore:
         self._clock: Final = clock
         self._prefault: Final = prefault
         self._writer: Final = os.getpid()
-        self._tally: Final = Tally(segment.take_counter_row())
+        self._tally: Final = Tally(segment.join())
 
     @property
     def layout(self) -> PoolLayout:
