@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+#: `tox -e stress` asks for the numbers that take minutes; the normal run does a part of each.
+STRESS = bool(os.environ.get("RADIXLINK_STRESS"))
+
 IDENTITY = CacheIdentity(
     model="tiny", revision="1", dtype="uint8", page_size=1, num_layers=2, layout="bytes"
 )

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import errno
 import functools
+import gc
 import os
 import platform
+import resource
 import stat
 import tempfile
 import threading
@@ -181,6 +183,26 @@ def test_room_that_is_gone_when_it_is_taken_leaves_no_file(
     assert isinstance(caught.value.__cause__, OSError)
     assert list(tmp_path.glob("*.segment*")) == []
     put_all(open_store(layout))
+
+
+def test_limit_that_only_the_allocation_meets_is_told_and_leaves_no_file(
+    layout: PoolLayout, tmp_path: Path
+) -> None:
+    # A limit on the size of files: like a quota, no file system tells it beforehand.
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, 1 << 16))
+            config = StoreConfig(location=str(tmp_path), capacity_bytes=1 << 20)
+            FileStoreFactory(config).open(layout)
+        except CapacityError as error:
+            code = 0 if error.needed > 1 << 20 else 2
+        finally:
+            os._exit(code)
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 0
+    assert list(tmp_path.glob("*.segment*")) == []
 
 
 def test_free_room_is_asked_where_the_store_is(layout: PoolLayout, tmp_path: Path) -> None:
@@ -421,4 +443,6 @@ def test_default_location_keeps_identities_apart(
 
 
 def _open_files() -> int:
+    # What earlier tests left to the collector would go in between.
+    gc.collect()
     return sum(1 for _ in Path("/proc/self/fd").iterdir())

@@ -10,8 +10,7 @@ counters    8 * 16 * 64                 what each opener counted, see `_tally`
 tags        1 * num_slots               8 bits of the key of the page that can be found there, 0 for
                                         none: a bucket's tags are one line of the cache
 states      8 * num_slots               the state words, see `_state`
-ages        8 * num_slots               what eviction goes by, the smallest first: bits 63..32 whole
-                                        seconds of the last use, bits 31..0 the generation's low bits
+ages        8 * num_slots               what eviction goes by, see `_ages`
 leases      4 * num_slots               whole seconds until when eviction is asked to keep the page
 headers     8 * header_words * num_slots
                                         one header for each slot:

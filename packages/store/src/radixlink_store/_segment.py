@@ -31,7 +31,6 @@ does no I/O but locks (memory of a file on a disk may of course be paged in).
 from __future__ import annotations
 
 import struct
-import sys
 from typing import TYPE_CHECKING, Final, Self, TypeAlias, TypeVar
 
 import attrs
@@ -39,6 +38,7 @@ import numpy as np
 
 from radixlink_contracts import PAGE_KEY_BYTES
 from radixlink_contracts.errors import ContractError
+from radixlink_store._ages import GENERATION_MASK
 from radixlink_store._checksum import header_checksum, range_checksum
 from radixlink_store._copies import copy
 from radixlink_store._layout import (
@@ -84,10 +84,6 @@ if TYPE_CHECKING:
 _MATCH_MASK: Final = np.uint64(MATCH_MASK)
 _STATE_BITS: Final = np.uint64(STATE_BITS)
 _LAST_GENERATION: Final = np.uint64(LAST_GENERATION)
-_STAMP_SHIFT: Final = 32
-_STAMP_MASK: Final = (1 << 32) - 1
-#: Which half of an age is the stamp.
-_STAMP_HALF: Final = 1 if sys.byteorder == "little" else 0
 
 _Item = TypeVar("_Item", bound=np.generic)
 
@@ -171,7 +167,6 @@ class Segment:
         self.slot_lines: Final[Slots] = np.arange(count).reshape(-1, ways)
         self.ages: Final[Words] = self._array(np.uint64, geometry.ages_offset, count)
         self._age_lines: Words = self.ages.reshape(-1, ways)
-        self.recency: Final[Stamps] = self.ages.view(np.uint32)[_STAMP_HALF::2]
         self.leases: Final[Stamps] = self._array(np.uint32, geometry.leases_offset, count)
         self._states: Words = states
         self._headers: Words = self._array(np.uint64, geometry.headers_offset, words).reshape(
@@ -205,7 +200,7 @@ class Segment:
         So are pages without checksums: nobody knows what of them reached the disk. Nobody else may
         use the segment yet.
         """
-        self.recency[:] = 0
+        self.ages[:] = 0
         self.leases[:] = 0
         if not self.checksums:
             self.tag_lines[:] = NO_TAG
@@ -349,9 +344,9 @@ class Segment:
                 oldest = slot
         return oldest
 
-    def use(self, slot: int, now: int, until: int = 0) -> None:
-        """Say that a slot's page is used now, and ask that it be kept `until` then."""
-        self._age[slot] = now << _STAMP_SHIFT | self._age[slot] & _STAMP_MASK
+    def use(self, slot: int, age: int, until: int = 0) -> None:
+        """Say that a slot's page is used, and ask that it be kept `until` then."""
+        self._age[slot] = age
         self._lease[slot] = max(self._lease[slot], until)
 
     # --- reading ---------------------------------------------------------------------------------
@@ -384,7 +379,7 @@ class Segment:
         parts: Sequence[memoryview],
         *,
         writer: int,
-        now: int,
+        age: int,
     ) -> bool:
         """Put a page into a slot, whatever it holds, unless somebody else is faster.
 
@@ -402,7 +397,7 @@ class Segment:
             self._tags[slot] = NO_TAG
             words[slot] = word
             generation = generation_of(word)
-            self._age[slot] = now << _STAMP_SHIFT | generation & _STAMP_MASK
+            self._age[slot] = age | generation & GENERATION_MASK
             self._lease[slot] = 0
             self._fill(slot, generation, place, parts, writer)
             words[slot] = published(word)
@@ -498,14 +493,13 @@ class Segment:
     def header_is_sound(self, slot: int, word: int) -> bool:
         """True when a slot's header matches its checksum, its state word and its place."""
         start = self._header_start(slot)
-        head = bytes(self._buffer[start : start + self._head.size])
-        end = slot * self._header_words + self._checksum_word
+        head = self._buffer[start : start + self._head.size].tobytes()
+        first = slot * self._header_words
         _, match = seed_and_match(head[:PAGE_KEY_BYTES])
-        (generation,) = struct.unpack_from("=Q", head, WORD_BYTES * GENERATION_WORD)
         return (
-            self._header[end] == header_checksum(slot, head)
-            and generation == generation_of(word)
-            and word & MATCH_MASK == match
+            word & MATCH_MASK == match
+            and self._header[first + GENERATION_WORD] == generation_of(word)
+            and self._header[first + self._checksum_word] == header_checksum(slot, head)
         )
 
     def _header_start(self, slot: int) -> int:

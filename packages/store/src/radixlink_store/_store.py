@@ -19,6 +19,7 @@ from radixlink_contracts.errors import (
     ContractError,
     StaleHandleError,
 )
+from radixlink_store._ages import age_of_call, age_of_page, ages_of_pages
 from radixlink_store._places import Place, seed_and_match
 from radixlink_store._segment import generations_of
 from radixlink_store._state import STATE_BITS, STATE_MASK, SlotState, generation_of
@@ -137,7 +138,8 @@ class SegmentPageStore:
         """Raise recency; say which pages are there."""
         segment = self._opened()
         found = self._find(segment, keys)
-        segment.recency[found.slots[found.present]] = int(self._clock())
+        pages = np.flatnonzero(found.present)
+        segment.ages[found.slots[pages]] = ages_of_pages(age_of_call(self._clock()), pages)
         return _bits(found)
 
     def open(self, keys: PageKeys, ttl_s: float) -> PageHandles:
@@ -153,13 +155,17 @@ class SegmentPageStore:
         if not ttl_s >= 0:
             raise ContractError(f"store: expected a ttl_s of at least 0, got {ttl_s}")
         segment = self._opened()
-        now = int(self._clock())
-        until = now + math.ceil(min(ttl_s, MAX_LEASE_S))
+        now = self._clock()
+        age, until = age_of_call(now), int(now) + math.ceil(min(ttl_s, MAX_LEASE_S))
         if len(keys) <= _FEW:
-            return self._open_few(segment, keys, now, until)
+            return self._open_few(segment, keys, age, until)
         found = self._find(segment, keys)
-        slots = found.slots[found.present]
-        segment.recency[slots] = now
+        for page in np.flatnonzero(found.present).tolist():
+            if not self._is_sound(segment, int(found.slots[page]), int(found.words[page])):
+                found.present[page] = False
+        pages = np.flatnonzero(found.present)
+        slots = found.slots[pages]
+        segment.ages[slots] = ages_of_pages(age, pages)
         segment.leases[slots] = np.maximum(segment.leases[slots], until)
         return PageHandles(
             keys=keys,
@@ -169,13 +175,15 @@ class SegmentPageStore:
             writers=array("Q", segment.writers(found.slots).tobytes()),
         )
 
-    def _open_few(self, segment: Segment, keys: PageKeys, now: int, until: int) -> PageHandles:
+    def _open_few(self, segment: Segment, keys: PageKeys, age: int, until: int) -> PageHandles:
         """Open pages one by one."""
         count = len(keys)
         slots, generations, writers = [0] * count, [0] * count, [0] * count
         mask = 0
         for page, (slot, word) in self._look_up_few(segment, keys).items():
-            segment.use(slot, now, until)
+            if not self._is_sound(segment, slot, word):
+                continue
+            segment.use(slot, age_of_page(age, page), until)
             mask |= 1 << page
             slots[page] = slot
             generations[page] = generation_of(word)
@@ -264,14 +272,15 @@ class SegmentPageStore:
             _flat(part, count, sizes[layer_range], what="each part", writable=False)
             for layer_range, part in enumerate(parts)
         ]
-        now = int(self._clock())
+        now = self._clock()
         if count == 1:
             return self._put_one(segment, keys.data, columns, now)
         num_buckets = segment.num_buckets
         places = [Place.of(key, num_buckets) for key in keys]
         there = self._look_up(segment, keys, places)
-        for slot, _ in there.values():
-            segment.use(slot, now)
+        age = age_of_call(now)
+        for page, (slot, _) in there.items():
+            segment.use(slot, age_of_page(age, page))
         mask = sum(1 << page for page in there)
         written = over = again = full = busy = 0
         if len(there) < count:
@@ -291,7 +300,9 @@ class SegmentPageStore:
                         for column, size in zip(columns, sizes, strict=True)
                     ]
                     lines = segment.tags_at(place.buckets)
-                    outcome = self._write(segment, lock, place, lines, ranges, now, mine)
+                    outcome = self._write(
+                        segment, lock, place, lines, ranges, int(now), age_of_page(age, page), mine
+                    )
                     if outcome is _FULL:
                         full += 1
                     elif outcome is _BUSY:
@@ -310,19 +321,22 @@ class SegmentPageStore:
         )
         return PageBits(mask, count)
 
-    def _put_one(self, segment: Segment, key: bytes, parts: list[memoryview], now: int) -> PageBits:
+    def _put_one(
+        self, segment: Segment, key: bytes, parts: list[memoryview], now: float
+    ) -> PageBits:
         """Store one page: what `put` does for many, without a step that one does not need."""
         place = Place.of(key, segment.num_buckets)
+        age = age_of_page(age_of_call(now), 0)
         lines = segment.tags_at(place.buckets)
         at = self._find_one(segment, place, lines)
         if at is not None:
-            segment.use(at[0], now)
+            segment.use(at[0], age)
             self._tally.add(already_there=1)
             return _ALL_OF_ONE
         try:
             lock = segment.locks.take()
             try:
-                outcome = self._write(segment, lock, place, lines, parts, now)
+                outcome = self._write(segment, lock, place, lines, parts, int(now), age)
             finally:
                 segment.locks.give_back(lock)
         except OSError as error:
@@ -358,8 +372,9 @@ class SegmentPageStore:
     def _find(self, segment: Segment, keys: PageKeys) -> Found:
         """Find many pages, and empty slots met on the way whose header is damaged."""
         found = segment.find(keys)
+        # Nearly always the fingerprints of two pages are equal, and both headers are sound.
         for slot, word in found.suspects:
-            self._suspect(segment, slot, word)
+            self._is_sound(segment, slot, word)
         return found
 
     def _find_one(
@@ -369,7 +384,7 @@ class SegmentPageStore:
         suspects: list[tuple[int, int]] = []
         at = segment.find_one(place, lines, suspects)
         for slot, word in suspects:
-            self._suspect(segment, slot, word)
+            self._is_sound(segment, slot, word)
         return at
 
     def _look_up(
@@ -393,13 +408,14 @@ class SegmentPageStore:
         num_buckets = segment.num_buckets
         return self._look_up(segment, keys, [Place.of(key, num_buckets) for key in keys])
 
-    def _suspect(self, segment: Segment, slot: int, word: int) -> None:
-        """Empty a slot that does not hold the page it seems to, if that is damage."""
-        # Nearly always the fingerprints of two pages are equal, and the header is as it should be.
-        if not segment.header_is_sound(slot, word):
-            with self._lend(segment) as lock:
-                emptied = segment.empty_if_header_damaged(lock, slot, word)
-            self._tally.add(read_corrupt=emptied)
+    def _is_sound(self, segment: Segment, slot: int, word: int) -> bool:
+        """True when a slot's header is as it should be; else it is emptied."""
+        if segment.header_is_sound(slot, word):
+            return True
+        with self._lend(segment) as lock:
+            emptied = segment.empty_if_header_damaged(lock, slot, word)
+        self._tally.add(read_corrupt=emptied)
+        return False
 
     def _is_damaged(
         self, segment: Segment, slot: int, word: int, seed: int, layer_range: int
@@ -416,6 +432,7 @@ class SegmentPageStore:
         lines: list[bytes],
         parts: list[memoryview],
         now: int,
+        age: int,
         mine: set[int] | None = None,
     ) -> _Outcome:
         """Write one page into the first way that can be had but `mine`; add it to those."""
@@ -423,7 +440,7 @@ class SegmentPageStore:
         for slot, word in ways_for(segment, place.buckets, lines, now):
             if mine is not None and slot in mine:
                 continue
-            if segment.write(lock, slot, word, place, parts, writer=self._writer, now=now):
+            if segment.write(lock, slot, word, place, parts, writer=self._writer, age=age):
                 if mine is not None:
                     mine.add(slot)
                 return _WRITTEN_OVER if word & STATE_MASK == _READY else _WRITTEN

@@ -4,9 +4,7 @@
    more of them (that is what makes two choices fill evenly). If a writer is at work there its lock
    is busy, and the next one is tried; if one died there, it can be had at once.
 2. A slot with a tag whose state word is not that of a published page: damage.
-3. A published page that no lease keeps: the least recently used. Stamps are whole seconds, so that
-   the shards of a page are chosen alike in their tables; among equal stamps the slot that was
-   claimed least often, which makes a burst of pages go round the ways instead of evicting its own.
+3. A published page that no lease keeps: the least recently used, by what `_ages` says.
 
 In a full table the oldest slot of the two buckets nearly always is the answer, so it is looked at
 before all ways are put in order.

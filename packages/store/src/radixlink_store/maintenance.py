@@ -20,6 +20,7 @@ import attrs
 import numpy as np
 
 from radixlink_contracts.errors import BackendUnavailableError, IdentityError, IntegrityError
+from radixlink_store._ages import seconds_of
 from radixlink_store._directory import open_directory
 from radixlink_store._errors import map_exceptions
 from radixlink_store._file import SUFFIX, boot_id, creation_lock, map_segment, unavailable
@@ -225,7 +226,7 @@ def _status(file: Path, segment: Segment, superblock: Superblock) -> SegmentStat
     found = (tags != NO_TAG) & ((words & np.uint64(STATE_MASK)) == np.uint64(SlotState.READY))
     now = int(time.monotonic())
     of_this_boot = superblock.boot_id == boot_id()
-    stamps = segment.recency[found]
+    stamps = seconds_of(segment.ages[found])
     return SegmentStatus(
         file=file,
         layout=segment.layout,
