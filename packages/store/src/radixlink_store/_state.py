@@ -12,7 +12,7 @@ Only the holder of the slot's lock changes the word, and by one store:
 |---------|-------------------------------|---------------------------------|
 | any     | claim, generation not used up | WRITING, generation + 1         |
 | WRITING | publish, by who claimed       | READY, same generation          |
-| READY   | damage seen                   | EMPTY, same generation          |
+| any     | damage seen, or cleared       | EMPTY, same generation          |
 
 A WRITING slot that nobody has locked belongs to a writer that died; the next claim takes it. So
 does a slot whose state bits mean nothing (a flipped bit). At a million claims a second of one slot
