@@ -14,7 +14,6 @@ from radixlink_contracts.errors import CapacityError, StaleHandleError
 from radixlink_testing import (
     SUITE_CAPACITY_BYTES,
     SUITE_LAYOUT,
-    InMemoryPageStore,
     InMemoryPlace,
     InMemoryStoreFactory,
     PageStoreMachine,
@@ -32,16 +31,24 @@ class MemoryPlace(StorePlace):
     """A dict, opened by a factory for each opener."""
 
     def __init__(self) -> None:
+        super().__init__()
         self._place = InMemoryPlace()
 
     @override
-    def open(self, layout: PoolLayout) -> InMemoryPageStore:
-        config = StoreConfig(capacity_bytes=SUITE_CAPACITY_BYTES)
-        return InMemoryStoreFactory(config, self._place).open(layout)
+    def factory(self, capacity_bytes: int = SUITE_CAPACITY_BYTES) -> InMemoryStoreFactory:
+        return InMemoryStoreFactory(StoreConfig(capacity_bytes=capacity_bytes), self._place)
 
     @override
     def corrupt(self, layout: PoolLayout, key: bytes, layer_range: int) -> None:
-        self.open(layout).corrupt(key, layer_range)
+        self.factory().open(layout).corrupt(key, layer_range)
+
+    @override
+    def drop(self, layout: PoolLayout, key: bytes) -> None:
+        self.factory().open(layout).drop(key)
+
+    @override
+    def pass_time(self, seconds: int) -> None:
+        """Nothing: recency is an order."""
 
 
 class TestInMemoryPageStore(PageStoreTests):

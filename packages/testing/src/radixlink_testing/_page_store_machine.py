@@ -10,12 +10,12 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invar
 from typing_extensions import override
 
 from radixlink_contracts import PageBits
-from radixlink_testing._page_store_tests import SUITE_LAYOUT, read_page_range
+from radixlink_testing._places import SUITE_LAYOUT, read_page_range
 from radixlink_testing.pages import page_key, page_keys, page_parts, range_bytes
 
 if TYPE_CHECKING:
     from radixlink_contracts import PageHandles, PageStore
-    from radixlink_testing._page_store_tests import StorePlace
+    from radixlink_testing._places import StorePlace
 
 _NUM_PAGES: Final = 40
 _ALL: Final = page_keys(range(_NUM_PAGES))
