@@ -25,6 +25,7 @@ from radixlink_testing import (
     StorePlace,
 )
 from radixlink_testing.pages import page_keys, page_parts
+from radixlink_testing.store_peers import StorePeersTests
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -83,6 +84,15 @@ class DirectoryPlace(StorePlace):
 
 
 class TestFileStore(PageStoreTests):
+    @pytest.fixture
+    @override
+    def place(self, tmp_path: Path) -> Iterator[StorePlace]:
+        place = DirectoryPlace(tmp_path)
+        yield place
+        place.close()
+
+
+class TestFileStorePeers(StorePeersTests):
     @pytest.fixture
     @override
     def place(self, tmp_path: Path) -> Iterator[StorePlace]:

@@ -6,6 +6,7 @@ Each is the in-memory store but for what its docstring says.
 from __future__ import annotations
 
 import itertools
+import os
 import threading
 import time
 import zlib
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Buffer
 
-    from radixlink_contracts import PoolLayout
+    from radixlink_contracts import PoolLayout, StoreFactory
     from radixlink_testing._memory_store import _Pool
 
 
@@ -761,6 +762,38 @@ class FactoryClosesOnce(_Factory):
         if self._closed:
             raise StaleHandleError("closed")
         super().close()
+
+
+class DiesInOpen(_Factory):
+    """Takes its process along."""
+
+    @override
+    def open(self, layout: PoolLayout) -> InMemoryPageStore:
+        os._exit(3)
+
+
+class HangsInOpen(_Factory):
+    """Waits for somebody else to make the store."""
+
+    @override
+    def open(self, layout: PoolLayout) -> InMemoryPageStore:
+        threading.Event().wait()
+        return super().open(layout)
+
+
+def working_factory(config: StoreConfig) -> StoreFactory:
+    """What another process opens: pages that nobody shares."""
+    return _Factory(Working, config, InMemoryPlace())
+
+
+def dying_factory(config: StoreConfig) -> StoreFactory:
+    """See `DiesInOpen`."""
+    return DiesInOpen(Working, config, InMemoryPlace())
+
+
+def hanging_factory(config: StoreConfig) -> StoreFactory:
+    """See `HangsInOpen`."""
+    return HangsInOpen(Working, config, InMemoryPlace())
 
 
 def place_of(broken: type) -> BrokenPlace:

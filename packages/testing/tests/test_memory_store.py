@@ -22,6 +22,7 @@ from radixlink_testing import (
     read_right,
 )
 from radixlink_testing.pages import page_keys, page_parts
+from radixlink_testing.store_peers import StorePeersTests
 
 if TYPE_CHECKING:
     from radixlink_contracts import PageStore, PoolLayout
@@ -52,6 +53,13 @@ class MemoryPlace(StorePlace):
 
 
 class TestInMemoryPageStore(PageStoreTests):
+    @pytest.fixture
+    @override
+    def place(self) -> StorePlace:
+        return MemoryPlace()
+
+
+class TestInMemoryPeers(StorePeersTests):
     @pytest.fixture
     @override
     def place(self) -> StorePlace:
