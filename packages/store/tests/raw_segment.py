@@ -36,6 +36,13 @@ class RawSegment:
         slot = self._slot_of(key)
         states[slot] = emptied(int(states[slot]))
 
+    def clear(self) -> None:
+        """Empty all slots, while nobody has the segment open."""
+        geometry = self._geometry
+        states = self._memory[geometry.states_offset :][: 8 * geometry.num_slots].view(np.uint64)
+        states[:] = [emptied(word) for word in states.tolist()]
+        self._memory[geometry.recency_offset : geometry.headers_offset] = 0
+
     def pass_time(self, seconds: int) -> None:
         """Make all pages older."""
         geometry = self._geometry

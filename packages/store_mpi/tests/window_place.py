@@ -14,8 +14,7 @@ from radixlink_store_mpi import MpiStoreFactory
 from radixlink_testing import SUITE_CAPACITY_BYTES, SUITE_LAYOUT, StorePlace
 
 if TYPE_CHECKING:
-    from radixlink_contracts import PoolLayout
-    from radixlink_store import SegmentPageStore
+    from radixlink_contracts import PageStore, PoolLayout, StoreFactory
 
 CONFIG = StoreConfig(capacity_bytes=SUITE_CAPACITY_BYTES)
 
@@ -28,11 +27,11 @@ class WindowPlace(StorePlace):
         self.shared = MpiStoreFactory(CONFIG)
 
     @override
-    def factory(self, capacity_bytes: int = SUITE_CAPACITY_BYTES) -> MpiStoreFactory:
+    def factory(self, capacity_bytes: int = SUITE_CAPACITY_BYTES) -> StoreFactory:
         return MpiStoreFactory(attrs.evolve(CONFIG, capacity_bytes=capacity_bytes))
 
     @override
-    def open(self, layout: PoolLayout) -> SegmentPageStore:
+    def open(self, layout: PoolLayout) -> PageStore:
         return self.shared.open(layout)
 
     @override
@@ -52,5 +51,10 @@ class WindowPlace(StorePlace):
         self._segment(SUITE_LAYOUT).pass_time(seconds)
 
     def _segment(self, layout: PoolLayout) -> RawSegment:
-        window = self.shared._windows[layout.fingerprint]
+        return self.segment_of(self.shared, layout)
+
+    @staticmethod
+    def segment_of(factory: MpiStoreFactory, layout: PoolLayout) -> RawSegment:
+        """The window of a layout, as bytes."""
+        window = factory._windows[layout.fingerprint]
         return RawSegment(np.frombuffer(window.memory, np.uint8), window.superblock.geometry)
