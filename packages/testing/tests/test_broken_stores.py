@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import functools
-import inspect
-import itertools
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import attrs
 import pytest
 from packages.testing.tests import broken_stores as broken
+from packages.testing.tests import suite_runner
 
 from radixlink_testing import SUITE_LAYOUT, PageStoreTests
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable
     from collections.abc import Set as AbstractSet
 
 
@@ -184,42 +183,18 @@ CAUGHT: Final[dict[type, Caught]] = {
 }
 
 
-def runs_of(case: str) -> Iterator[dict[str, Any]]:
-    """The arguments of each run of a parametrized case, as pytest makes them."""
-    marks: list[pytest.Mark] = getattr(getattr(PageStoreTests, case), "pytestmark", [])
-    named = [
-        [(mark.args[0], value) for value in mark.args[1]]
-        for mark in marks
-        if mark.name == "parametrize"
-    ]
-    for values in itertools.product(*named):
-        yield dict(values)
-
-
 @functools.cache
 def failures_of(kind: type) -> dict[str, list[BaseException]]:
-    """The cases that fail for a place with that fault, without their `test_`, and why."""
+    """The cases that fail for a place with that fault, and why."""
 
     class Suite(PageStoreTests):
         case_deadline_s = getattr(kind, "deadline_s", PageStoreTests.case_deadline_s)
 
-    failures: dict[str, list[BaseException]] = {}
-    for name in dir(Suite):
-        for arguments in runs_of(name) if name.startswith("test_") else ():
-            place = broken.place_of(kind)
-            fixtures: dict[str, Any] = {}
-            for wanted in inspect.signature(getattr(Suite, name)).parameters:
-                if wanted == "place":
-                    fixtures[wanted] = place
-                elif wanted == "store":
-                    fixtures[wanted] = place.open(SUITE_LAYOUT)
-            try:
-                getattr(Suite(), name)(**fixtures, **arguments)
-            except pytest.xfail.Exception:
-                continue
-            except (Exception, pytest.fail.Exception) as failure:  # noqa: BLE001 - what is counted
-                failures.setdefault(name.removeprefix("test_"), []).append(failure)
-    return failures
+    def make() -> dict[str, Callable[[], object]]:
+        place = broken.place_of(kind)
+        return {"place": lambda: place, "store": lambda: place.open(SUITE_LAYOUT)}
+
+    return suite_runner.failures_of(Suite, make)
 
 
 def test_store_without_a_fault_passes_every_case() -> None:
@@ -234,9 +209,8 @@ def test_broken_store_is_caught_by_the_case_that_names_its_rule(kind: type) -> N
 
 
 def test_every_case_of_the_suite_catches_a_broken_store() -> None:
-    cases = {name.removeprefix("test_") for name in dir(PageStoreTests) if name.startswith("test_")}
     caught = {caught.by for caught in CAUGHT.values()}
-    assert cases - caught == {
+    assert set(suite_runner.cases_of(PageStoreTests)) - caught == {
         # Tested by itself, in test_memory_store.py.
         "no_case_is_overridden",
         # Rules that another case names first, met here from another side.

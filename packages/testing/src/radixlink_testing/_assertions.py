@@ -15,7 +15,7 @@ SUITES: Final = (
     "radixlink_testing._page_cases",
     "radixlink_testing._page_store_machine",
     "radixlink_testing._places",
-    "radixlink_testing.faults",
+    "radixlink_testing.store_consumers",
     "radixlink_testing.store_peers",
 )
 
