@@ -7,10 +7,13 @@ from typing import TYPE_CHECKING, Final
 
 import attrs
 import pytest
+from hypothesis import Phase, settings
+from hypothesis.stateful import run_state_machine_as_test
 from packages.testing.tests import broken_stores as broken
 from packages.testing.tests import suite_runner
+from typing_extensions import override
 
-from radixlink_testing import SUITE_LAYOUT, PageStoreTests
+from radixlink_testing import SUITE_LAYOUT, PageStoreMachine, PageStoreTests, StorePlace
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -229,3 +232,39 @@ def test_hang_is_a_failure_that_names_its_case_and_its_place() -> None:
     [hang] = failures_of(broken.HangsAtNoPages)["no_pages_are_a_call_like_any_other"]
     assert "test_no_pages_are_a_call_like_any_other: hangs" in str(hang)
     assert "in open\n    threading.Event().wait()" in str(hang)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        broken.ClaimsToHaveRoom,
+        broken.CountsOnlyNewPages,
+        broken.ForgetsItsPagesAtClose,
+        broken.KeepsDamagedPages,
+        broken.KeepsNoChecksums,
+        broken.LastDuplicateWins,
+        broken.LastWriterWins,
+        broken.PacksItsAnswers,
+        broken.ReadsByKeyAlone,
+        broken.ReadsTheSlot,
+        broken.ReadsWhatWasNotFound,
+        broken.SeesOnlyItsOwnPages,
+        broken.TrustsItsOwnList,
+    ],
+    ids=lambda kind: kind.__name__,
+)
+def test_broken_store_is_caught_by_the_machine(kind: type) -> None:
+    class Machine(PageStoreMachine):
+        @override
+        def make_place(self) -> StorePlace:
+            return broken.place_of(kind)
+
+    found = settings(
+        max_examples=300,
+        stateful_step_count=25,
+        phases=[Phase.generate],
+        derandomize=True,
+        database=None,
+    )
+    with pytest.raises(AssertionError):
+        run_state_machine_as_test(Machine, settings=found)
