@@ -114,7 +114,7 @@ class FileMachine(PageStoreMachine):
 
 
 TestFileMachine = FileMachine.TestCase
-TestFileMachine.settings = settings(stateful_step_count=25)
+TestFileMachine.settings = settings(stateful_step_count=15)
 
 
 def test_factory_and_store_are_what_the_contracts_say(tmp_path: Path) -> None:

@@ -45,4 +45,4 @@ class MpiMachine(PageStoreMachine):
 
 
 TestMpiMachine = MpiMachine.TestCase
-TestMpiMachine.settings = settings(max_examples=20, stateful_step_count=25)
+TestMpiMachine.settings = settings(max_examples=20, stateful_step_count=15)

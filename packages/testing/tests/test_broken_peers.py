@@ -32,7 +32,7 @@ def opener(name: str) -> ProcessOpener:
 
 @pytest.fixture
 def processes() -> Iterator[PeerProcesses]:
-    processes = PeerProcesses(2, 3.0)
+    processes = PeerProcesses(2, 2.0)
     yield processes
     processes.kill()
 

@@ -68,4 +68,4 @@ class MemoryMachine(PageStoreMachine):
 
 
 TestMemoryMachine = MemoryMachine.TestCase
-TestMemoryMachine.settings = settings(stateful_step_count=25)
+TestMemoryMachine.settings = settings(stateful_step_count=15)
