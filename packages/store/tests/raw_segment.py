@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from radixlink_store._ages import SECONDS_SHIFT
 from radixlink_store._layout import KEY_WORDS
 from radixlink_store._state import STATE_MASK, SlotState, emptied
 
@@ -35,19 +36,22 @@ class RawSegment:
     def drop(self, key: bytes) -> None:
         """Empty the slot of a page that is there."""
         slot = self._slot_of(key)
+        self._memory[self._geometry.tags_offset + slot] = 0
         self._states[slot] = emptied(int(self._states[slot]))
 
     def clear(self) -> None:
         """Empty all slots, while nobody has the segment open."""
         geometry = self._geometry
+        self._memory[geometry.tags_offset : geometry.states_offset] = 0
         self._states[:] = [emptied(word) for word in self._states.tolist()]
-        self._memory[geometry.recency_offset : geometry.headers_offset] = 0
+        self._memory[geometry.ages_offset : geometry.headers_offset] = 0
 
     def pass_time(self, seconds: int) -> None:
         """Make all pages older."""
         geometry = self._geometry
-        stamps = self._memory[geometry.recency_offset :][: 4 * geometry.num_slots].view(np.uint32)
-        stamps[:] = np.maximum(stamps, seconds) - seconds
+        ages = self._memory[geometry.ages_offset :][: 8 * geometry.num_slots].view(np.uint64)
+        passed = np.uint64(seconds << SECONDS_SHIFT)
+        ages[:] = np.maximum(ages, passed) - passed
 
     def _slot_of(self, key: bytes) -> int:
         """The slot that is ready and has the page; slots that had it once keep its header."""

@@ -27,7 +27,8 @@ _UNITS_A_SECOND: Final = 1 << 20
 _TIME_SHIFT: Final = 12
 _ORDER_SHIFT: Final = 4
 _LAST_INDEX: Final = 255
-_SECONDS_SHIFT: Final = _TIME_SHIFT + 20
+SECONDS_SHIFT: Final = _TIME_SHIFT + 20
+"""Where the whole seconds of an age begin."""
 GENERATION_MASK: Final = (1 << _ORDER_SHIFT) - 1
 """The bits of a generation that an age has."""
 
@@ -51,4 +52,4 @@ def ages_of_pages(age: int, indices: Slots) -> Words:
 
 def seconds_of(ages: Words) -> npt.NDArray[np.int64]:
     """The whole seconds of the last uses. Shape: both (num_pages,)."""
-    return (ages >> np.uint64(_SECONDS_SHIFT)).astype(np.int64)
+    return (ages >> np.uint64(SECONDS_SHIFT)).astype(np.int64)
