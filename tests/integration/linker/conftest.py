@@ -53,7 +53,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from radixlink_contracts import (
-        ComponentType,
         IncLockRefResult,
         InsertResult,
         TreeNodeView,
@@ -89,19 +88,8 @@ class Request:
     request_id: RequestId
     key: RadixKey
 
-    @property
-    def kv_allocated_len(self) -> int:
-        return 0
-
-    def evicted_floor(self, component: ComponentType) -> int:
-        return 0
-
     def repoint(self, start: int, indices: torch.Tensor) -> None:
         pass
-
-    @property
-    def state_slot(self) -> int | None:
-        return None
 
 
 class CountingGroup(RankGroup):
@@ -358,7 +346,7 @@ class Rank:
         linker = self.linker
         with linker._changed:
             ended = linker._changed.wait_for(
-                lambda: linker._running is None and not linker._loads and not linker._offloads, 10
+                lambda: not linker._running and not linker._loads and not linker._offloads, 10
             )
         assert ended, "a transfer hangs"
 
