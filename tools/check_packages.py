@@ -106,10 +106,8 @@ def is_ours(name: str) -> bool:
 
 def has_on_path(package: Package, set_env: list[str]) -> bool:
     """Tell whether an environment's PYTHONPATH has a package's sources."""
-    sources = {f"packages/{name}/src" for name in (package.path.name, "{env_name}")}
-    return any(
-        line.startswith("PYTHONPATH") and source in line for line in set_env for source in sources
-    )
+    source = f"packages/{package.path.name}/src"
+    return any(line.startswith("PYTHONPATH") and source in line for line in set_env)
 
 
 def read_ini(path: Path) -> configparser.ConfigParser:
@@ -179,6 +177,13 @@ def check_tox(package: Package, packages: dict[str, Package], tox: Tox) -> Itera
     for directory in sorted(directories - by_directory.keys()):
         yield f"tox.ini: [{section}] installs packages/{directory}, which is not there"
     installed = {by_directory[name] for name in directories & by_directory.keys()}
+    set_env = tox.lines(section, "set_env")
+    # A sibling that is only needed for tests may be there by its sources alone.
+    installed |= {
+        other.name
+        for other in packages.values()
+        if other != package and has_on_path(other, set_env)
+    }
 
     for name in sorted(package.siblings - installed):
         yield f"tox.ini: [{section}] does not install {name}, which pyproject.toml declares"
@@ -192,7 +197,8 @@ def check_tox(package: Package, packages: dict[str, Package], tox: Tox) -> Itera
     unlisted = package.tests
     if package.name not in installed:
         unlisted += package.dependencies
-        if not has_on_path(package, tox.lines(section, "set_env")):
+        own = [line.replace("{env_name}", env) for line in set_env]
+        if not has_on_path(package, own):
             yield f"tox.ini: [{section}] neither installs {package.name} nor has it on PYTHONPATH"
     third_parties = {name for name in map(name_of, unlisted) if not is_ours(name)}
     for name in sorted(third_parties - listed):

@@ -157,8 +157,24 @@ def test_a_third_party_that_the_shared_environment_lacks_is_found(tree: Path) ->
 
 
 def test_a_package_that_is_not_importable_in_its_environment_is_found(tree: Path) -> None:
-    section = "testenv:{tree,components,pools,linker}"
-    edit_tox(tree, section, "set_env", "packages/{env_name}/src", "packages/linker/src")
+    edit_tox(
+        tree, "testenv:{tree,pools}", "set_env", "packages/{env_name}/src", "packages/gone/src"
+    )
     found = findings(tree)
-    assert len(found) == len(("tree", "components", "pools"))
+    assert len(found) == len(("tree", "pools"))
     assert all("nor has it on PYTHONPATH" in line for line in found)
+
+
+def test_an_undeclared_sibling_on_a_path_is_found(tree: Path) -> None:
+    edit_tox(tree, "testenv:{tree,pools}", "set_env", "/src{:}", "/src{:}packages/comm/src{:}")
+    found = findings(tree)
+    assert len(found) == len(("tree", "pools"))
+    assert all("installs radixlink-comm, which pyproject.toml does not" in line for line in found)
+
+
+def test_a_declared_sibling_that_is_not_on_the_path_is_found(tree: Path) -> None:
+    section = "testenv:{components,linker}"
+    edit_tox(tree, section, "set_env", "{tox_root}/packages/pools/src{:}", "")
+    found = findings(tree)
+    assert len(found) == len(("components", "linker"))
+    assert all("does not install radixlink-pools, which" in line for line in found)

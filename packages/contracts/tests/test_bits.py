@@ -44,6 +44,29 @@ def test_all_and_none_are_the_ends(count: int) -> None:
     assert every & no == no
 
 
+@given(pages_of(), st.integers(1, 240))
+def test_trailing_is_the_lengths_that_end_in_set_pages(
+    sample: tuple[int, set[int]], num_pages: int
+) -> None:
+    count, pages = sample
+    expected = [
+        length
+        for length in range(1, count + 1)
+        if pages.issuperset(range(max(0, length - num_pages), length))
+    ]
+    assert [bit + 1 for bit in PageBits.of(pages, count).trailing(num_pages)] == expected
+
+
+@given(pages_of())
+def test_a_trail_of_one_is_the_pages_and_one_of_all_is_what_leads(
+    sample: tuple[int, set[int]],
+) -> None:
+    count, pages = sample
+    bits = PageBits.of(pages, count)
+    assert bits.trailing(1) == bits
+    assert list(bits.trailing(count + 1)) == list(range(bits.leading))
+
+
 def test_a_hole_at_the_front_leaves_nothing_leading() -> None:
     assert PageBits.of([1, 2, 3], 4).leading == 0
 

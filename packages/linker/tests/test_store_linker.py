@@ -301,37 +301,6 @@ def test_loads_go_before_offloads(world: World) -> None:
     assert (world.loads(), world.offloads()) == (landed(loaded), landed(*stored))
 
 
-def test_windows_and_states_are_stored_before_the_full_pages(world: World) -> None:
-    order: list[str] = []
-    stores = {}
-    for name in (PoolName.KV, PoolName.SWA, PoolName.MAMBA):
-        layout = attrs.evolve(LAYOUT, pool=name)
-        store = FaultyPageStore(InMemoryStoreFactory().open(layout))
-        store.calls = NamedCalls(name, order)
-        stores[name] = store
-    linker = StoreLinker(
-        pools={name: Pool(name) for name in stores}, stores=stores, copier=world.copier
-    )
-    world.linker = linker
-    transfers = [attrs.evolve(world.transfer(0, 1), name=name) for name in stores]
-    assert linker.offload(world.ticket(), transfers)
-    world.idle()
-    assert order == ["mamba", "swa", "kv"]
-
-
-class NamedCalls(list[str]):
-    """Calls of one store, noted with its name in a list of all."""
-
-    def __init__(self, name: str, order: list[str]) -> None:
-        super().__init__()
-        self._name = name
-        self._order = order
-
-    @override
-    def append(self, call: str) -> None:
-        self._order.append(self._name)
-
-
 def test_pages_are_counted_by_their_writer(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     world.put(0, 3)
     inner = world.store.inner
@@ -645,14 +614,13 @@ def test_a_lookup_in_several_pools_is_their_intersection(world: World) -> None:
     assert ask(linker, *transfers) == PageBits.of([0, 1], 5)
 
 
-def test_a_lookup_that_it_cannot_answer_is_refused(world: World) -> None:
-    with pytest.raises(ContractError, match="at least one transfer"):
-        ask(world.linker)
-    trailing = PoolTransfer(
-        name=PoolName.KV, keys=page_keys(range(5)), hit_policy=PoolHitPolicy.TRAILING_PAGES
+def test_a_lookup_without_full_attention_is_refused(world: World) -> None:
+    window = PoolTransfer(
+        name=PoolName.SWA, keys=page_keys(range(5)), hit_policy=PoolHitPolicy.TRAILING_PAGES
     )
-    with pytest.raises(ContractError, match="expected ALL_PAGES"):
-        ask(world.linker, trailing)
+    for transfers in ((), (window,)):
+        with pytest.raises(ContractError, match="at least one transfer, of KV"):
+            ask(world.linker, *transfers)
 
 
 def test_pools_and_stores_must_fit(world: World) -> None:

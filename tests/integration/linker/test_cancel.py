@@ -9,7 +9,8 @@ import pytest
 from radixlink_contracts import ExternalMatch, StepReport
 
 if TYPE_CHECKING:
-    from tests.integration.linker.conftest import MakeReplica, Replica
+    from tests.integration.linker.conftest import MakeReplica
+    from tests.integration.linker.replica import Replica
 
 TOKENS = range(1, 9)
 """Four pages."""

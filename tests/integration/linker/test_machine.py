@@ -6,7 +6,7 @@ Ranks step in lockstep, each with a linker that completes by hand, so that every
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -18,6 +18,7 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
+from tests.integration.linker.replica import Replica
 from typing_extensions import override
 
 from radixlink_contracts import ExternalMatch, LoadWaiting, Outcome
@@ -26,7 +27,7 @@ from radixlink_linker import LinkerSettings
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tests.integration.linker.conftest import Computation, Rank, Replica
+    from tests.integration.linker.rank import Computation, Rank
 
 RANKS = st.integers(0, 2)
 REQUESTS = st.sampled_from("abcd")
@@ -71,14 +72,9 @@ SETTINGS = LinkerSettings(
 class LinkerMachine(RuleBasedStateMachine):
     """What an engine may do, and what may go wrong on any rank."""
 
-    #: What makes the ranks.
-    replica_type: ClassVar[type[Replica]]
-
     @initialize(num_ranks=st.integers(1, 3), num_pages=st.sampled_from([6, 12, 24]))
     def begin(self, num_ranks: int, num_pages: int) -> None:
-        self.replica = self.replica_type(
-            num_ranks, settings=SETTINGS, num_pages=num_pages, by_hand=True
-        )
+        self.replica = Replica(num_ranks, settings=SETTINGS, num_pages=num_pages, by_hand=True)
         #: What each request that is known asks for.
         self.tokens: dict[str, list[int]] = {}
         #: Requests that were told to wait, and not yet to match again.
@@ -334,9 +330,5 @@ def flat(pages: list[tuple[int, int]], tail: Sequence[int] = ()) -> list[int]:
     return [token for page in pages for token in page] + list(tail)
 
 
-def test_anything_in_any_order(replica_type: type[Replica]) -> None:
-    class Machine(LinkerMachine):
-        """It makes its own replicas, so it takes the type from the fixture."""
-
-    Machine.replica_type = replica_type
-    run_state_machine_as_test(Machine, settings=settings(stateful_step_count=40))
+def test_anything_in_any_order() -> None:
+    run_state_machine_as_test(LinkerMachine, settings=settings(stateful_step_count=40))

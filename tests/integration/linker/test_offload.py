@@ -10,7 +10,9 @@ from radixlink_contracts import Outcome
 from radixlink_linker import LinkerSettings
 
 if TYPE_CHECKING:
-    from tests.integration.linker.conftest import MakeReplica, Rank, Replica
+    from tests.integration.linker.conftest import MakeReplica
+    from tests.integration.linker.rank import Rank
+    from tests.integration.linker.replica import Replica
 
 TOKENS = range(1, 9)
 """Four pages."""

@@ -14,7 +14,8 @@ from radixlink_contracts.errors import AgreementError, ContractError
 from radixlink_linker import LinkerSettings
 
 if TYPE_CHECKING:
-    from tests.integration.linker.conftest import MakeReplica, Replica
+    from tests.integration.linker.conftest import MakeReplica
+    from tests.integration.linker.replica import Replica
 
 TOKENS = range(1, 9)
 """Four pages."""

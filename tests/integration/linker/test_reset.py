@@ -7,6 +7,7 @@ import weakref
 from typing import TYPE_CHECKING
 
 import pytest
+from tests.integration.linker import ownership
 
 from radixlink_contracts import (
     Completion,
@@ -19,7 +20,8 @@ from radixlink_contracts.errors import InvalidTransitionError
 from radixlink_linker import LinkerSettings
 
 if TYPE_CHECKING:
-    from tests.integration.linker.conftest import MakeReplica, Replica
+    from tests.integration.linker.conftest import MakeReplica
+    from tests.integration.linker.replica import Replica
 
 TOKENS = range(1, 9)
 """Four pages."""
@@ -156,12 +158,12 @@ def test_detach_drops_what_is_outstanding_and_keeps_the_tree(
     replica.settle()
     fill(replica)
     replica.compute(range(51, 55))
-    computed = [rank._live() for rank in replica.ranks]
+    computed = [ownership.live(rank).sets() for rank in replica.ranks]
     for _ in range(2):
         replica.alike(lambda rank: rank.cache.detach())
         for rank in replica.ranks:
             assert rank.cache.num_outstanding == 0
-            assert rank._live() == computed[rank.rank]
+            assert ownership.live(rank).sets() == computed[rank.rank]
             assert not rank.tree._receipts.out()
             assert rank.cache.counters is None
             for node in rank.nodes():
