@@ -117,9 +117,9 @@ class UnifiedCacheLinker(Protocol):
         ...
 
     def finish_layer_wise_loading(self, batch: BatchIndex | None) -> bool:
-        """Wait, with a deadline of the linker's own, until the layer-wise loads of a batch have ended.
+        """Wait, with a deadline of the linker's own, until the layer-wise loads of a batch have ended, and forget it.
 
-        How each of them ended is told by its completion.
+        How each of them ended is told by its completion. Nothing is waited for where the ranks decided all of them.
 
         Returns:
             True when all of them ended in time, so also for None.

@@ -147,6 +147,8 @@ class StoreLinker(UnifiedCacheLinker):
         )
         self._counter = LayerDoneCounter(self._stores.num_layers, self._settings.layer_timeout_s)
         self._queued_loads: list[Job] = []
+        #: The loads of each batch that was started and not finished. The scheduler thread's.
+        self._started: dict[BatchIndex, tuple[Job, ...]] = {}
         #: Guards all below, and tells the thread of work and whoever resets of its end.
         self._changed = threading.Condition()
         self._batches: deque[LayerWiseBatch] = deque()
@@ -218,21 +220,31 @@ class StoreLinker(UnifiedCacheLinker):
 
         See `UnifiedCacheLinker.start_layer_wise_loading`.
         """
+        if not self._queued_loads:
+            return None
         jobs = tuple(job for job in self._queued_loads if job.layer_wise)
-        batch = self._counter.update_producer() if jobs else None
-        if self._queued_loads:
-            with self._changed:
-                if batch is not None:
-                    self._batches.append(LayerWiseBatch(index=batch, jobs=jobs))
-                self._loads.extend(job for job in self._queued_loads if not job.layer_wise)
-                self._wake()
-            self._queued_loads.clear()
+        batch: BatchIndex | None = None
+        with self._changed:
+            self._wake()
+            if jobs:
+                batch = self._counter.update_producer()
+                self._started[batch] = jobs
+                self._batches.append(LayerWiseBatch(index=batch, jobs=jobs))
+            self._loads.extend(job for job in self._queued_loads if not job.layer_wise)
+        self._queued_loads.clear()
         return batch
 
     @override
     def finish_layer_wise_loading(self, batch: BatchIndex | None) -> bool:
-        """Wait for the layers of a batch; see `UnifiedCacheLinker.finish_layer_wise_loading`."""
-        return batch is None or self._counter.finish(batch)
+        """Wait for the layers of a batch, unless the ranks decided all its loads already.
+
+        See `UnifiedCacheLinker.finish_layer_wise_loading`.
+        """
+        if batch is None:
+            return True
+        if all(job.ticket.decided for job in self._started.pop(batch, ())):
+            self._counter.fail(batch)
+        return self._counter.finish(batch)
 
     @override
     def cancel_queued_load(self, op: OperationId) -> bool:
@@ -248,10 +260,10 @@ class StoreLinker(UnifiedCacheLinker):
         with self._changed:
             if self._closed:
                 return False
+            self._wake()
             self._offloads.append(
                 Job(ticket=ticket, transfers=tuple(transfers), direction="offload")
             )
-            self._wake()
         return True
 
     @override
@@ -284,6 +296,7 @@ class StoreLinker(UnifiedCacheLinker):
             TransferTimeoutError: The copy did not end in time. It is the last of its operation.
         """
         self._queued_loads.clear()
+        self._started.clear()
         timeout_s = self._settings.quiesce_timeout_s
         self._counter.reset()
         with self._changed:
@@ -347,12 +360,15 @@ class StoreLinker(UnifiedCacheLinker):
                 )
 
     def _wake(self) -> None:
-        """Tell the thread of work, starting it with the first. The condition is held."""
+        """Have a thread that looks for work as soon as the condition, which is held, is let go.
+
+        Raises:
+            RuntimeError: There can be no more threads. Nothing may be handed to it before this.
+        """
         if self._thread is None:
-            self._thread = threading.Thread(
-                target=self._work, name="radixlink-transfer", daemon=True
-            )
-            self._thread.start()
+            thread = threading.Thread(target=self._work, name="radixlink-transfer", daemon=True)
+            thread.start()
+            self._thread = thread
         self._changed.notify_all()
 
     # -- on the thread -----------------------------------------------------------------------------
