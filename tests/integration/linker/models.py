@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import attrs
 
-from radixlink_contracts import CacheIdentity, ComponentType, PoolLayout, PoolName, Shard
+from radixlink_contracts import CacheIdentity, PoolLayout, PoolName, Shard
 from radixlink_tree import StateRules, UnifiedTreeCore
 
 
@@ -77,13 +77,15 @@ class Model:
         return PoolLayout(identity=identity, pool=pool, shard=shard, range_bytes=self.pools[pool])
 
 
-POOL_OF = {
-    ComponentType.FULL: PoolName.KV,
-    ComponentType.SWA: PoolName.SWA,
-    ComponentType.MAMBA: PoolName.MAMBA,
-}
-
 FULL = Model()
 FULL_SWA = Model(window=3)
 FULL_MAMBA = Model(states=True)
 FULL_SWA_MAMBA = Model(window=3, states=True)
+
+KINDS = {
+    "full": FULL,
+    "full+swa": FULL_SWA,
+    "full+mamba": FULL_MAMBA,
+    "full+swa+mamba": FULL_SWA_MAMBA,
+}
+"""The component sets, by name."""

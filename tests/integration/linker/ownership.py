@@ -49,7 +49,7 @@ def check_idle(rank: Rank) -> None:
     assert not rank.tree._receipts.out()
     for component in rank.tree.components:
         assert rank.tree.protected(component) == 0
-    assert _in_use(rank) == live(rank).sets()
+    assert in_use(rank) == live(rank).sets()
 
 
 def live(rank: Rank) -> Owned:
@@ -103,7 +103,7 @@ class Owned:
         return (set(self.full), set(self.swa), set(self.states))
 
 
-def _in_use(rank: Rank) -> tuple[set[int], ...]:
+def in_use(rank: Rank) -> tuple[set[int], ...]:
     """What is not free, in each pool."""
     device = rank.device
     return (
@@ -127,7 +127,7 @@ def _check_slots(rank: Rank) -> None:
             _staged(operation, owned)
     for slots in (owned.full, owned.swa, owned.states):
         assert len(slots) == len(set(slots)), "a slot has two owners"
-    assert owned.sets() == _in_use(rank), "slots leaked, or freed in use"
+    assert owned.sets() == in_use(rank), "slots leaked, or freed in use"
 
 
 def _retired(rank: Rank, owned: Owned) -> None:
@@ -178,7 +178,7 @@ def _operations(wrapper: UnifiedCacheLinkerWrapper | None) -> Iterator[Operation
 
 def _receipts(rank: Rank) -> set[int]:
     """The locks that somebody can account for."""
-    receipts = [computation.receipt for computation in rank.computing]
+    receipts = [computation.receipt for computation in rank.computing] + rank.locks
     wrapper = rank.cache._wrapper
     receipts += [operation.receipt for operation in _operations(wrapper)]
     if wrapper is not None:
@@ -201,7 +201,7 @@ def _check_node(rank: Rank, node: TreeNodeView) -> None:
             assert (partners == -1).all(), "a tombstone with a window"
     if node.mamba_slot is not None:
         state = torch.tensor([node.mamba_slot])
-        held[ComponentType.MAMBA] = (PoolName.MAMBA, state, [keys[-1]])
+        held[ComponentType.MAMBA] = (PoolName.MAMBA, state, list(keys)[-1:])
     assert set(unstored) <= held.keys()
     for component, (pool, slots, names) in held.items():
         device.check(pool, slots, names)

@@ -125,6 +125,8 @@ class Rank:
             )
         )
         self.computing: list[Computation] = []
+        #: Of requests that only read.
+        self.locks: list[IncLockRefResult] = []
 
     def _components(self) -> list[LinkerComponent]:
         slots, pair, states = self.slots, self.device.pair, self.device.states
@@ -176,7 +178,8 @@ class Rank:
         Args:
             tokens: The sequence.
             state: Keep a state of its end, in a model with states.
-            slide: The window moves on: what is out of it is given back, in a model with windows.
+            slide: It moves on past its prefix's window and state, and gives its own window back
+                where it is behind it by then.
         """
         page_size = self.model.page_size
         whole = len(tokens) // page_size * page_size
@@ -207,6 +210,8 @@ class Rank:
                 floor = max(0, whole - self.tree.sliding_window)
                 if floor > start:
                     self.device.pair.free_swa(slots[: floor - start])
+        if slide:
+            receipt = self.tree.dec_swa_lock_only(receipt.to_dec_params())
         computation = Computation(
             key=key_of(tokens if own is None else tokens[:whole]),
             prefix_len=start,
@@ -283,6 +288,20 @@ class Rank:
         if state is not None:
             assert self.device.states is not None
             self.device.states.free(state)
+
+    def lock(self, tokens: Sequence[int], *, early: bool = False) -> IncLockRefResult:
+        """Lock what a match finds; with `early` the full pages alone."""
+        device = self.cache.match_prefix(MatchPrefixParams(key=key_of(tokens)))
+        receipt = self.cache.inc_lock_ref(IncLockRefParams(node_id=device.last_device_node))
+        if early:
+            receipt = self.tree.dec_swa_lock_only(receipt.to_dec_params())
+        self.locks.append(receipt)
+        return receipt
+
+    def unlock(self) -> None:
+        """Release what `lock` took."""
+        while self.locks:
+            self.cache.dec_lock_ref(self.locks.pop().to_dec_params())
 
     def compute(self, tokens: Sequence[int], *, state: bool = True, slide: bool = False) -> bool:
         """A whole forward. False where there is no room for it."""

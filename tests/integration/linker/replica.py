@@ -202,6 +202,7 @@ class Replica:
                 store.gate.set()
             while rank.computing:
                 rank.end(rank.computing[0], insert=False)
+            rank.unlock()
             wrapper = rank.cache._wrapper
             for request_id in list(wrapper._requests._requests) if wrapper is not None else ():
                 rank.cache.release_aborted_request(request_id)

@@ -6,8 +6,10 @@ Ranks step in lockstep, each with a linker that completes by hand, so that every
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
+import attrs
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -18,15 +20,18 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
+from tests.integration.linker import ownership
+from tests.integration.linker.models import KINDS
 from tests.integration.linker.replica import Replica
 from typing_extensions import override
 
-from radixlink_contracts import ExternalMatch, LoadWaiting, Outcome
+from radixlink_contracts import ExternalMatch, LoadWaiting, Outcome, PoolName
 from radixlink_linker import LinkerSettings
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from tests.integration.linker.models import Model
     from tests.integration.linker.rank import Computation, Rank
 
 RANKS = st.integers(0, 2)
@@ -34,6 +39,8 @@ REQUESTS = st.sampled_from("abcd")
 #: Few pages in few places, so that sequences share prefixes and differ anywhere.
 PAGES = st.lists(st.sampled_from([(1, 2), (1, 3), (4, 5)]), max_size=5)
 TAILS = st.sampled_from([(), (9,)])
+
+POOLS = [PoolName.KV, PoolName.SWA, PoolName.MAMBA]
 
 FAULTS = st.sampled_from(
     [
@@ -72,9 +79,31 @@ SETTINGS = LinkerSettings(
 class LinkerMachine(RuleBasedStateMachine):
     """What an engine may do, and what may go wrong on any rank."""
 
-    @initialize(num_ranks=st.integers(1, 3), num_pages=st.sampled_from([6, 12, 24]))
-    def begin(self, num_ranks: int, num_pages: int) -> None:
-        self.replica = Replica(num_ranks, settings=SETTINGS, num_pages=num_pages, by_hand=True)
+    #: Which components; the sizes are drawn.
+    kind: ClassVar[Model]
+
+    @initialize(
+        num_ranks=st.integers(1, 3),
+        num_pages=st.sampled_from([6, 12, 24]),
+        page_size=st.sampled_from([1, 2, 16]),
+        num_swa_pages=st.sampled_from([5, 9, 24]),
+        num_states=st.sampled_from([3, 5, 12]),
+    )
+    def begin(
+        self, num_ranks: int, num_pages: int, page_size: int, num_swa_pages: int, num_states: int
+    ) -> None:
+        model = attrs.evolve(
+            self.kind,
+            page_size=page_size,
+            # Two pages, one of them in part.
+            window=page_size + 1 if self.kind.window else 0,
+            num_swa_pages=num_swa_pages,
+            num_states=num_states,
+        )
+        self.page_size = page_size
+        self.replica = Replica(
+            num_ranks, model=model, settings=SETTINGS, num_pages=num_pages, by_hand=True
+        )
         #: What each request that is known asks for.
         self.tokens: dict[str, list[int]] = {}
         #: Requests that were told to wait, and not yet to match again.
@@ -91,18 +120,40 @@ class LinkerMachine(RuleBasedStateMachine):
         self.store_and_evict([(4, 5), (4, 5), (1, 2)])
         self.store_and_evict([(1, 3), (1, 2)])
 
+    def flat(self, pages: Sequence[tuple[int, int]], tail: Sequence[int] = ()) -> list[int]:
+        """The tokens of pages: those of a page differ in its last token, if in any."""
+        body = self.page_size - 1
+        return [token for first, last in pages for token in [first] * body + [last]] + list(tail)
+
+    @property
+    def in_use(self) -> list[tuple[set[int], ...]]:
+        """What is not free on each rank, in each pool."""
+        return [ownership.in_use(rank) for rank in self.replica.ranks]
+
     def rank(self, number: int) -> Rank:
         return self.replica.ranks[number % len(self.replica.ranks)]
 
     # -- the engine --------------------------------------------------------------------------------
 
-    @rule(pages=PAGES, tail=TAILS)
-    def compute(self, pages: list[tuple[int, int]], tail: Sequence[int]) -> None:
-        self.replica.compute(flat(pages, tail))
+    @rule(pages=PAGES, tail=TAILS, state=st.booleans(), slide=st.booleans())
+    def compute(
+        self, pages: list[tuple[int, int]], tail: Sequence[int], *, state: bool, slide: bool
+    ) -> None:
+        self.replica.compute(self.flat(pages, tail), state=state, slide=slide)
 
-    @rule(pages=PAGES, tail=TAILS)
-    def begin_forward(self, pages: list[tuple[int, int]], tail: Sequence[int]) -> None:
-        begun = [rank.begin(flat(pages, tail)) for rank in self.replica.ranks]
+    @precondition(lambda self: self.tokens)
+    @rule(name=REQUESTS, state=st.booleans(), slide=st.booleans())
+    def compute_asked(self, name: str, *, state: bool, slide: bool) -> None:
+        """A request goes on from what it has."""
+        if name in self.tokens and name not in self.waiting:
+            self.replica.compute(self.tokens[name], state=state, slide=slide)
+
+    @rule(pages=PAGES, tail=TAILS, state=st.booleans(), slide=st.booleans())
+    def begin_forward(
+        self, pages: list[tuple[int, int]], tail: Sequence[int], *, state: bool, slide: bool
+    ) -> None:
+        tokens = self.flat(pages, tail)
+        begun = [rank.begin(tokens, state=state, slide=slide) for rank in self.replica.ranks]
         computations = [one for one in begun if one is not None]
         assert len(computations) in {0, len(begun)}
         if computations:
@@ -118,7 +169,7 @@ class LinkerMachine(RuleBasedStateMachine):
     @rule(pages=PAGES)
     def store_and_evict(self, pages: list[tuple[int, int]]) -> None:
         """What a request would like to restore."""
-        tokens = flat(pages)
+        tokens = self.flat(pages)
         self.known.append(tokens)
         self.replica.compute(tokens)
         self.replica.transfer()
@@ -139,14 +190,14 @@ class LinkerMachine(RuleBasedStateMachine):
         if name in self.landed:
             assert found.device_prefix_len >= self.landed.pop(name)
         if found.external is ExternalMatch.HIT:
-            before = [set(rank.allocator.in_use) for rank in self.replica.ranks]
+            before = self.in_use
             answer = self.replica.load_back(name, self.tokens[name])
             if isinstance(answer, LoadWaiting):
                 self.waiting.add(name)
             else:
                 # A miss may have evicted, and took nothing.
-                after = [set(rank.allocator.in_use) for rank in self.replica.ranks]
-                assert all(now <= then for now, then in zip(after, before, strict=True))
+                for now, then in zip(self.in_use, before, strict=True):
+                    assert all(few <= more for few, more in zip(now, then, strict=True))
 
     @rule(busy=st.sets(RANKS), which=st.integers(0, 9), tail=TAILS)
     def iterate(self, busy: set[int], which: int, tail: Sequence[int]) -> None:
@@ -167,17 +218,46 @@ class LinkerMachine(RuleBasedStateMachine):
         """The same, so that it is more likely."""
         self.iterate(busy, which, ())
 
+    @rule(
+        name=REQUESTS,
+        which=st.integers(0, 9),
+        num_pages=st.integers(1, 5),
+        meanwhile=st.sampled_from(["compute", "slide", "no state", "begin", ""]),
+    )
+    def restore(self, name: str, which: int, num_pages: int, meanwhile: str) -> None:
+        """A request comes and its load is started; meanwhile another has some of its pages."""
+        self.release(name)
+        self.ask(name, which, ())
+        self.step()
+        if name not in self.waiting:
+            self.match(name)
+        self.launch()
+        tokens = self.tokens[name][: num_pages * self.page_size]
+        state, slide = meanwhile != "no state", meanwhile == "slide"
+        if meanwhile == "begin":
+            begun = [rank.begin(tokens) for rank in self.replica.ranks]
+            if all(begun):
+                self.computing.append([one for one in begun if one is not None])
+        elif meanwhile:
+            self.replica.compute(tokens, state=state, slide=slide)
+
     @precondition(lambda self: self.tokens)
     @rule(name=REQUESTS, page=st.sampled_from([(1, 2), (7, 8)]))
     def grow(self, name: str, page: tuple[int, int]) -> None:
         """A request goes on with a longer key."""
-        if name in self.tokens and name not in self.waiting and len(self.tokens[name]) < 12:
-            self.tokens[name] = [*self.tokens[name], *page]
+        if (
+            name in self.tokens
+            and name not in self.waiting
+            and len(self.tokens[name]) < 6 * self.page_size
+        ):
+            self.tokens[name] = [*self.tokens[name], *self.flat([page])]
 
     @rule(name=REQUESTS)
     def load_back_uncalled_for(self, name: str) -> None:
         """An engine asks for a load that no match promised."""
-        if isinstance(self.replica.load_back(name, self.tokens.get(name, [1, 2])), LoadWaiting):
+        if isinstance(
+            self.replica.load_back(name, self.tokens.get(name, self.flat([(1, 2)]))), LoadWaiting
+        ):
             self.waiting.add(name)
 
     @rule()
@@ -201,7 +281,7 @@ class LinkerMachine(RuleBasedStateMachine):
             assert name in self.tokens, "a request that is gone was told something"
             self.waiting.discard(name)
         for name in report.landed:
-            self.landed[name] = 2
+            self.landed[name] = self.page_size
 
     @rule(name=REQUESTS)
     def release(self, name: str) -> None:
@@ -211,9 +291,19 @@ class LinkerMachine(RuleBasedStateMachine):
         self.waiting.discard(name)
         self.landed.pop(name, None)
 
-    @rule(num_tokens=st.sampled_from([1, 4, 100]))
+    @rule(num_tokens=st.sampled_from([1, 4, 1000]))
     def evict(self, num_tokens: int) -> None:
         self.replica.evict(num_tokens)
+
+    @rule(num_tokens=st.sampled_from([1, 4, 1000]))
+    def evict_windows(self, num_tokens: int) -> None:
+        if self.kind.window:
+            self.replica.evict_windows(num_tokens)
+
+    @rule(num_states=st.sampled_from([1, 2, 1000]))
+    def evict_states(self, num_states: int) -> None:
+        if self.kind.states:
+            self.replica.evict_states(num_states)
 
     # -- the linkers -------------------------------------------------------------------------------
 
@@ -236,9 +326,11 @@ class LinkerMachine(RuleBasedStateMachine):
 
     # -- what goes wrong ---------------------------------------------------------------------------
 
-    @rule(rank=RANKS, pages=PAGES, lost=st.sets(st.integers(0, 4)))
-    def lose(self, rank: int, pages: list[tuple[int, int]], lost: set[int]) -> None:
-        self.rank(rank).lose(flat(pages), *(page for page in lost if page < len(pages)))
+    @rule(rank=RANKS, pages=PAGES, lost=st.sets(st.integers(0, 4)), pool=st.sampled_from(POOLS))
+    def lose(self, rank: int, pages: list[tuple[int, int]], lost: set[int], pool: PoolName) -> None:
+        one = self.rank(rank)
+        if pool in one.stores:
+            one.lose(self.flat(pages), *(page for page in lost if page < len(pages)), pool=pool)
 
     @rule(rank=RANKS, fault=FAULTS)
     def go_wrong(self, rank: int, fault: tuple[str, str]) -> None:
@@ -251,7 +343,8 @@ class LinkerMachine(RuleBasedStateMachine):
             case ("refusing", call):
                 one.by_hand.refusing.add(call)
             case ("store", call):
-                one.store.raising.add(call)
+                for store in one.stores.values():
+                    store.raising.add(call)
             case _:
                 one.executor.held = True
 
@@ -264,7 +357,8 @@ class LinkerMachine(RuleBasedStateMachine):
         for rank in self.replica.ranks:
             rank.by_hand.raising.clear()
             rank.by_hand.refusing.clear()
-            rank.store.raising.clear()
+            for store in rank.stores.values():
+                store.raising.clear()
             rank.executor.held = False
             rank.executor.release()
 
@@ -326,9 +420,10 @@ class LinkerMachine(RuleBasedStateMachine):
             self.replica.finish()
 
 
-def flat(pages: list[tuple[int, int]], tail: Sequence[int] = ()) -> list[int]:
-    return [token for page in pages for token in page] + list(tail)
+@pytest.mark.parametrize("kind", KINDS, ids=KINDS)
+def test_anything_in_any_order(kind: str) -> None:
+    class Machine(LinkerMachine):
+        """Of one component set."""
 
-
-def test_anything_in_any_order() -> None:
-    run_state_machine_as_test(LinkerMachine, settings=settings(stateful_step_count=40))
+    Machine.kind = KINDS[kind]
+    run_state_machine_as_test(Machine, settings=settings(stateful_step_count=40))

@@ -214,6 +214,8 @@ class LinkedTreeCore(TreeCore, Protocol):
     def attach_linker(self, *, backup_threshold: int) -> None:
         """From now on insert emits `BackupKV` for nodes used `backup_threshold` times that are not stored.
 
+        A node that is being offloaded is named again only where it has what that offload does not take.
+
         Args:
             backup_threshold: 1 offers each node at its first insert.
 

@@ -386,16 +386,24 @@ class UnifiedCacheLinkerWrapper:
         self._start_offloads()
 
     def _start_offloads(self) -> None:
-        """Start what is due, as far as the cap allows; what was evicted meanwhile is due no more."""
-        while self._due and len(self._operations) < self._settings.max_operations:
-            node_id = next(iter(self._due))
-            del self._due[node_id]
+        """Start what is due, as far as the cap allows; what was evicted meanwhile is due no more.
+
+        A node that is being offloaded stays due for what came to it since.
+        """
+        over: list[NodeId] = []
+        for node_id in self._due:
+            if len(self._operations) >= self._settings.max_operations:
+                break
             try:
                 node = self._tree.node(node_id)
             except StaleHandleError:
+                over.append(node_id)
                 continue
-            if not node.stored and node.pending_operation is None:
+            if node.pending_operation is None:
+                over.append(node_id)
                 self._offload_node(node)
+        for node_id in over:
+            del self._due[node_id]
 
     def _offload_node(self, node: TreeNodeView) -> None:
         """One node is one operation."""

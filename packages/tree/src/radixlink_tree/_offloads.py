@@ -121,16 +121,17 @@ class Offloads:
         while node.parent is not None:
             start = at - node.num_tokens
             marks = node.mark()
-            idle = marks.pending is None
             if not restored:
                 marks.hit_count += at > params.inserted_len
-            elif idle and start >= params.prev_prefix_len:
+            elif marks.pending is None and start >= params.prev_prefix_len:
                 # The load brought the full pages, the window above the floor, the state at the end.
                 brought = FULL_BIT if start < floor else FULL_BIT | SWA_BIT
                 if node is end and params.mamba_value is not None:
                     brought |= MAMBA_BIT
                 marks.stored |= brought & node.held
-            if idle and node.held & ~marks.stored and (due or marks.hit_count >= threshold):
+            # What came to a node since its offload began is due for itself, behind that.
+            lacking = node.held & ~(marks.stored | marks.pending_bits)
+            if lacking and (due or marks.hit_count >= threshold):
                 due.append(node.node_id)
             node, at = node.parent, start
         due.reverse()

@@ -1,0 +1,73 @@
+"""A window or a state that comes later to a node, or is all that is lacking, moves for itself."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from tests.integration.linker.models import FULL_MAMBA, FULL_SWA_MAMBA
+
+from radixlink_contracts import PoolName
+
+if TYPE_CHECKING:
+    from tests.integration.linker.conftest import MakeReplica
+    from tests.integration.linker.models import Model
+    from tests.integration.linker.replica import Replica
+
+TOKENS = range(1, 13)
+"""Six pages; a window is two."""
+
+with_states = pytest.mark.parametrize("model", [FULL_MAMBA, FULL_SWA_MAMBA], ids=["mamba", "both"])
+both_ranks = pytest.mark.parametrize("num_ranks", [1, 2])
+
+
+def puts(replica: Replica, pool: PoolName) -> list[int]:
+    """How often each rank put something into a pool's store."""
+    return [rank.stores[pool].calls.count("put") for rank in replica.ranks]
+
+
+@both_ranks
+@with_states
+def test_a_state_that_comes_to_a_stored_node_is_stored_for_itself(
+    make_replica: MakeReplica, model: Model, num_ranks: int
+) -> None:
+    replica = make_replica(num_ranks, model=model)
+    replica.compute(TOKENS, state=False)
+    replica.settle()
+    stored = puts(replica, PoolName.KV)
+    assert puts(replica, PoolName.MAMBA) == [0] * num_ranks
+    replica.compute(TOKENS)
+    assert replica.settle().num_offloads_stored == 1
+    assert puts(replica, PoolName.KV) == stored
+    assert puts(replica, PoolName.MAMBA) == [1] * num_ranks
+    replica.evict()
+    assert replica.restore("a", TOKENS).landed == ("a",)
+    assert replica.match("a", TOKENS).device_prefix_len == len(TOKENS)
+
+
+@both_ranks
+@with_states
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_state_that_comes_while_its_node_is_being_stored_is_stored_after_that(
+    make_replica: MakeReplica, model: Model, num_ranks: int, *, fails: bool
+) -> None:
+    """Nobody need ever pass there again for it."""
+    replica = make_replica(num_ranks, model=model, by_hand=True)
+    replica.compute(TOKENS, state=False)
+    begun = replica.ranks[0].by_hand.started
+    replica.compute(TOKENS)
+    # One operation at a time for a node.
+    assert replica.ranks[0].by_hand.started == begun
+    if fails:
+        replica.ranks[-1].store.raising.add("put")
+    replica.transfer()
+    replica.step()
+    replica.ranks[-1].store.raising.clear()
+    replica.settle()
+    if fails:
+        # What failed is tried again when somebody uses it.
+        replica.compute(TOKENS)
+        replica.settle()
+    replica.evict()
+    assert replica.restore("a", TOKENS).landed == ("a",)
+    assert replica.match("a", TOKENS).device_prefix_len == len(TOKENS)
