@@ -455,13 +455,15 @@ class UnifiedCacheLinkerWrapper:
     def finish_loads(self, batch: BatchIndex | None) -> StepReport:
         """Decide the layer-wise loads that run; see `LinkedPrefixCache.finish_loads`."""
         self._frames.check()
+        if batch is not None:
+            # Also where a step decided all of its loads before: the linker has to forget it.
+            try:
+                self.linker.finish_layer_wise_loading(batch)
+            except Exception as error:  # noqa: BLE001 -- what has not ended by now counts as failed
+                self._count_error(error)
         running = [operation for operation in self._running_loads() if not operation.queued]
         if not running:
             return NOTHING_HAPPENED
-        try:
-            self.linker.finish_layer_wise_loading(batch)
-        except Exception as error:  # noqa: BLE001 -- what has not ended by now counts as failed
-            self._count_error(error)
         now = self._clock.now()
         self._read_local_facts(now)
         for operation in running:
@@ -472,13 +474,17 @@ class UnifiedCacheLinkerWrapper:
         return report.build()
 
     def _running_loads(self) -> list[LoadOperation]:
-        """The layer-wise loads that are not decided, oldest first. Cost: O(operations)."""
+        """The layer-wise loads that some batch waits for or will, oldest first.
+
+        Cost: O(operations).
+        """
         return [
             operation
             for operation in self._operations.values()
             if isinstance(operation, LoadOperation)
             and operation.mode is LoadMode.LAYER_WISE
             and operation.verdict is Verdict.PENDING
+            and not operation.cancelled
         ]
 
     def _exchange(
@@ -614,13 +620,13 @@ class UnifiedCacheLinkerWrapper:
                     assert_never(action)
         if state is not None and result.mamba_exist:
             operation.surplus.append(FreeMambaSlots(slots=(state,)))
-        receipt = self._tree.inc_lock_ref(IncLockRefParams(node_id=result.last_device_node))
-        self._tree.dec_lock_ref(anchor.to_dec_params())
-        operation.receipt = receipt
         self._transfers.commit(operation.transfers, end, result)
         if operation.running is not None and operation.surplus:
             canonical = self._tree.path_indices(result.last_device_node)
             operation.running.repoint(start, canonical[start:end])
+        receipt = self._tree.inc_lock_ref(IncLockRefParams(node_id=result.last_device_node))
+        self._tree.dec_lock_ref(anchor.to_dec_params())
+        operation.receipt = receipt
         if operation.request_id is not None:
             self._requests.publish(operation.request_id, result.last_device_node, self._step)
         self.offload(offloads)
