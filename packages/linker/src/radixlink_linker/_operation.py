@@ -154,6 +154,12 @@ class LoadOperation(Operation):
         #: What COMMIT has to free, held until every rank is quiesced.
         self.surplus: list[CacheAction] = []
 
+    @property
+    def num_slots(self) -> int:
+        """Slots of all pools that it was given."""
+        indices = (transfer.device_indices for transfer in self.transfers)
+        return sum(len(slots) for slots in indices if slots is not None)
+
     def covers(self, key: RadixKey, start: int, page_size: int) -> bool:
         """True when this load brings the page at token `start` of a key.
 

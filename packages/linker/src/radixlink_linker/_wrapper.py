@@ -667,7 +667,7 @@ class UnifiedCacheLinkerWrapper:
         del self._operations[operation.op]
         self._written_off.append(operation)
         if isinstance(operation, LoadOperation):
-            self.counters.slots_written_off += operation.end - operation.start
+            self.counters.slots_written_off += operation.num_slots
 
     # -- the end of things -------------------------------------------------------------------------
 
