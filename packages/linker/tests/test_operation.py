@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 from array import array
+from typing import TYPE_CHECKING
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from radixlink_contracts import (
     IncLockRefResult,
+    LoadMode,
     Namespace,
     NodeId,
     OperationId,
@@ -20,7 +22,20 @@ from radixlink_contracts import (
 from radixlink_linker._lookup import Lookup
 from radixlink_linker._operation import LoadOperation, Operation, Verdict
 
+if TYPE_CHECKING:
+    import torch
+
 RECEIPT = IncLockRefResult(receipt_id=ReceiptId(1), node_id=NodeId(0))
+
+
+class Request:
+    """Who a load is for. A `RequestKV`."""
+
+    request_id = RequestId("a")
+    key = RadixKey(array("q"))
+
+    def repoint(self, start: int, indices: torch.Tensor) -> None:
+        raise AssertionError
 
 
 def load(
@@ -30,7 +45,8 @@ def load(
         OperationId(1),
         RECEIPT,
         1.0,
-        request_id=RequestId("a"),
+        request=Request(),
+        mode=LoadMode.STAGED,
         key=key(tokens, namespace),
         start=start,
         end=end,

@@ -202,7 +202,7 @@ class World:
         linker = self.linker
         with linker._changed:
             assert linker._changed.wait_for(
-                lambda: linker._running is None and not linker._loads and not linker._offloads, 10
+                lambda: not linker._running and not linker._loads and not linker._offloads, 10
             )
 
     def lookup(self, num_pages: int, *, window: int = 2) -> list[int]:

@@ -10,7 +10,7 @@ from typing_extensions import override
 from radixlink_contracts import RankGroup
 from radixlink_contracts.errors import AgreementError
 from radixlink_linker import LinkerSettings
-from radixlink_linker._frame import Agenda
+from radixlink_linker._frame import Agenda, FrameKind
 from radixlink_linker._ranks import FrameExchange
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ def test_a_group_of_one_is_left_alone() -> None:
     frames = FrameExchange(group, SETTINGS)
     assert frames.alone
     frames.agree_on_settings("facts")
-    frames.exchange(NOTHING, [1], 0.0)
+    frames.exchange(FrameKind.STEP, NOTHING, [1], 0.0)
     assert group.calls == []
 
 
@@ -117,8 +117,8 @@ def test_settings_that_differ_are_named_by_rank() -> None:
 def test_a_frame_is_one_collective() -> None:
     group = OtherRank()
     frames = agreed(group)
-    frames.exchange(NOTHING, [1], 0.0)
-    frames.exchange(NOTHING, [1], 0.0)
+    frames.exchange(FrameKind.STEP, NOTHING, [1], 0.0)
+    frames.exchange(FrameKind.STEP, NOTHING, [1], 0.0)
     assert group.calls == ["all_and", "all_and"]
 
 
@@ -126,12 +126,12 @@ def test_a_frame_is_one_collective() -> None:
 def test_another_digest_fails_this_frame_and_all_later_ones(place: int) -> None:
     group = OtherRank()
     frames = agreed(group)
-    frames.exchange(NOTHING, [1], 0.0)
+    frames.exchange(FrameKind.STEP, NOTHING, [1], 0.0)
     # The other rank's digest differs by some bit: one of it or of its complement is lost.
     group.differs = {place: 0xFF}
     for attempt in range(3):
         with pytest.raises(AgreementError) as caught:
-            frames.exchange(NOTHING, [1], 0.0)
+            frames.exchange(FrameKind.STEP, NOTHING, [1], 0.0)
         assert caught.value.rank == 0
         assert "frame 2 of epoch 0" in str(caught.value)
         assert caught.value.by_rank[1] == "facts"
@@ -143,7 +143,7 @@ def test_another_digest_fails_this_frame_and_all_later_ones(place: int) -> None:
         assert group.calls == ["all_and", "all_and", "all_gather"], attempt
     frames.renew()
     frames.check()
-    frames.exchange(NOTHING, [1], 0.0)
+    frames.exchange(FrameKind.STEP, NOTHING, [1], 0.0)
 
 
 def test_a_rank_that_is_late_fails_this_frame_and_all_later_ones() -> None:
@@ -152,7 +152,7 @@ def test_a_rank_that_is_late_fails_this_frame_and_all_later_ones() -> None:
     group.late = True
     for _ in range(2):
         with pytest.raises(AgreementError) as caught:
-            frames.exchange(NOTHING, [1], 0.0)
+            frames.exchange(FrameKind.STEP, NOTHING, [1], 0.0)
         assert caught.value.by_rank == {0: "here", 1: "no answer"}
     assert group.calls == ["all_and"]
 
@@ -168,7 +168,7 @@ def test_a_failure_pins_no_frame() -> None:
     def step() -> weakref.ref[Marker]:
         marker = Marker()
         try:
-            frames.exchange(NOTHING, [1], 0.0)
+            frames.exchange(FrameKind.STEP, NOTHING, [1], 0.0)
         except AgreementError:
             return weakref.ref(marker)
         pytest.fail("expected an error")
@@ -188,7 +188,7 @@ def test_ids_are_never_used_twice() -> None:
     second = [frames.mint() for _ in range(3)]
     assert min(second) > max(first)
     # Shifted for its verdict, an id still fits a word of the digest.
-    frames.exchange(NOTHING, [second[0] << 2], 0.0)
+    frames.exchange(FrameKind.STEP, NOTHING, [second[0] << 2], 0.0)
 
 
 def test_a_renewal_that_fails_changes_nothing() -> None:
@@ -197,11 +197,11 @@ def test_a_renewal_that_fails_changes_nothing() -> None:
     group.late = True
     for _ in range(2):
         with pytest.raises(AgreementError):
-            frames.exchange(NOTHING, [1], 0.0)
+            frames.exchange(FrameKind.STEP, NOTHING, [1], 0.0)
         with pytest.raises(AgreementError):
             frames.renew()
         with pytest.raises(AgreementError):
             frames.check()
     group.late = False
     frames.renew()
-    frames.exchange(NOTHING, [1], 0.0)
+    frames.exchange(FrameKind.STEP, NOTHING, [1], 0.0)

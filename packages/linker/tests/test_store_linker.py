@@ -216,7 +216,7 @@ class World:
         linker = self.linker
         with linker._changed:
             assert linker._changed.wait_for(
-                lambda: linker._running is None and not linker._loads and not linker._offloads, 10
+                lambda: not linker._running and not linker._loads and not linker._offloads, 10
             )
 
     def loads(self) -> list[Completion]:
@@ -584,13 +584,6 @@ def test_there_is_nothing_to_pop(world: World) -> None:
         world.linker.pop_completed_load()
     with pytest.raises(ContractError):
         world.linker.pop_completed_offload()
-
-
-def test_layer_wise_loads_are_refused(world: World) -> None:
-    assert not world.linker.load(world.ticket(), [world.transfer(0, 2)], LoadMode.LAYER_WISE)
-    assert world.linker.layer_done_counter is None
-    assert world.linker.finish_layer_wise_loading(None)
-    assert world.linker.pools == {PoolName.KV}
 
 
 def ask(linker: StoreLinker, *transfers: PoolTransfer) -> PageBits:

@@ -364,7 +364,13 @@ class Rank:
         linker = self.linker
         with linker._changed:
             ended = linker._changed.wait_for(
-                lambda: linker._running is None and not linker._loads and not linker._offloads, 10
+                lambda: (
+                    not linker._running
+                    and not linker._batches
+                    and not linker._loads
+                    and not linker._offloads
+                ),
+                10,
             )
         assert ended, "a transfer hangs"
 

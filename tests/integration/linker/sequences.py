@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
     import torch
 
-    from radixlink_contracts import ComponentType
-
 
 def key_of(tokens: Sequence[int]) -> RadixKey:
     return RadixKey(array("q", tokens))
@@ -35,16 +33,5 @@ class Request:
     request_id: RequestId
     key: RadixKey
 
-    @property
-    def kv_allocated_len(self) -> int:
-        return 0
-
-    def evicted_floor(self, component: ComponentType) -> int:
-        return 0
-
     def repoint(self, start: int, indices: torch.Tensor) -> None:
         pass
-
-    @property
-    def state_slot(self) -> int | None:
-        return None

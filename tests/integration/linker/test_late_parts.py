@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.integration.linker.models import FULL_MAMBA, FULL_SWA_MAMBA
+from tests.integration.linker.models import FULL_MAMBA, FULL_SWA, FULL_SWA_MAMBA
 
 from radixlink_contracts import PoolName
 
@@ -71,3 +71,57 @@ def test_a_state_that_comes_while_its_node_is_being_stored_is_stored_after_that(
     replica.evict()
     assert replica.restore("a", TOKENS).landed == ("a",)
     assert replica.match("a", TOKENS).device_prefix_len == len(TOKENS)
+
+
+@both_ranks
+@pytest.mark.parametrize("model", [FULL_SWA, FULL_SWA_MAMBA], ids=["swa", "both"])
+def test_a_window_that_comes_back_to_a_stored_node_is_stored_for_itself(
+    make_replica: MakeReplica, model: Model, num_ranks: int
+) -> None:
+    """The first request's window had moved on; the second still has all of its own."""
+    replica = make_replica(num_ranks, model=model)
+    replica.compute(TOKENS, slide=True)
+    replica.settle()
+    others = [pool for pool in model.pools if pool is not PoolName.SWA]
+    stored = [puts(replica, pool) for pool in others]
+    # So that the second does not go on from the first's end, which stays.
+    for rank in replica.ranks:
+        rank.lock(TOKENS, early=True)
+    replica.evict_windows()
+    assert replica.alike(lambda rank: rank.device_pages(TOKENS)) == 0
+    replica.compute(TOKENS)
+    assert replica.settle().num_offloads_failed == 0
+    # The state of the end went with its window; the store has it still.
+    assert [puts(replica, pool) for pool in others] == stored
+    for rank in replica.ranks:
+        assert rank.stores[PoolName.SWA].contains(rank.page_keys(TOKENS)).complete
+        rank.unlock()
+    replica.evict()
+    if not model.states:
+        # Every boundary can be restored now, not just the end.
+        assert replica.ask("a", TOKENS[:6]).host_hit_length == 6
+
+
+@both_ranks
+@with_states
+def test_a_node_that_is_split_while_it_is_stored_keeps_each_part_where_it_is(
+    make_replica: MakeReplica, model: Model, num_ranks: int
+) -> None:
+    """K4: the state is the lower half's; the upper half has none until somebody brings one."""
+    replica = make_replica(num_ranks, model=model, by_hand=True)
+    replica.compute(TOKENS)
+    fork = [*TOKENS[:4], 91, 92]
+    replica.compute(fork)
+    replica.settle()
+    for rank in replica.ranks:
+        assert all(node.stored for node in rank.nodes())
+        states = rank.stores[PoolName.MAMBA]
+        assert list(states.contains(rank.page_keys(TOKENS))) == [5]
+        assert list(states.contains(rank.page_keys(fork))) == [2]
+    # A state of the place where they part is offered for itself, to a node that is stored.
+    replica.compute(TOKENS[:4])
+    assert replica.settle().num_offloads_stored == 1
+    replica.evict()
+    other = [*TOKENS[:4], 93, 94]
+    assert replica.restore("a", other).landed == ("a",)
+    assert replica.match("a", other).device_prefix_len == 4

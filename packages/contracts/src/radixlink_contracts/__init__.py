@@ -18,7 +18,7 @@ from radixlink_contracts._comm import RankGroup
 from radixlink_contracts._component import LinkerComponent
 from radixlink_contracts._controller import (
     NOTHING_HAPPENED,
-    LayerWisePrefixCache,
+    ExplainingPrefixCache,
     LinkedPrefixCache,
     LoadAdmitted,
     LoadBack,
@@ -95,6 +95,7 @@ __all__ = [
     "EvictParams",
     "EvictResult",
     "Executor",
+    "ExplainingPrefixCache",
     "ExternalLinkerLoadPhase",
     "ExternalMatch",
     "Fence",
@@ -104,7 +105,6 @@ __all__ = [
     "InsertParams",
     "InsertResult",
     "LayerCounter",
-    "LayerWisePrefixCache",
     "LinkedPrefixCache",
     "LinkedTreeCore",
     "LinkerComponent",

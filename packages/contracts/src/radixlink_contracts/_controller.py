@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 import attrs
 
+from radixlink_contracts._linker import LoadMode
+
 if TYPE_CHECKING:
     from radixlink_contracts._engine import RequestKV
     from radixlink_contracts._evict import EvictParams, EvictResult
@@ -40,11 +42,18 @@ class LoadWaiting:
 
 @attrs.frozen(kw_only=True)
 class LoadAdmitted:
-    """A layer-wise load was queued: the request runs at once (provisional).
+    """A layer-wise load was queued: the request runs at once, and its forward waits for each layer.
+
+    Nothing computed from it leaves the request before `step` or `finish_loads` says that it landed: no token, no
+    insert. The request's KV lies in slots that stay the cache's: it was told by `RequestKV.repoint`, and is told again
+    where the tree has the pages by then. Of a window, the last one of the tokens is there, as after a device hit.
 
     Attributes:
+        operation_id: The load.
         num_tokens: Tokens that will be there, beyond the device prefix.
     """
+
+    operation_id: OperationId
 
     num_tokens: int
 
@@ -69,8 +78,10 @@ class StepReport:
     """What one step decided, the same on every rank. Each request is named once for each operation it had.
 
     Attributes:
-        landed: Requests whose pages are in the tree now: match again, and the device has them.
-        failed: Requests whose load failed: match again, and compute.
+        landed: Requests whose pages are in the tree now: match again, and the device has them. One that was admitted
+            locks what it matches now; its results count.
+        failed: Requests whose load failed: match again, and compute. The results of one that was admitted do not count,
+            and what it was told to use beyond its device prefix is no longer its own.
         ready: Other requests that may match again: their lookup is answered, or what they waited for ended.
         num_offloads_stored: Offloads that every rank confirmed.
         num_offloads_failed: Offloads that some rank did not.
@@ -138,8 +149,13 @@ class PrefixCache(Protocol):
         """
         ...
 
-    def init_load_back(self, request: RequestKV) -> LoadBack:
+    def init_load_back(self, request: RequestKV, mode: LoadMode = LoadMode.STAGED) -> LoadBack:
         """Queue the load of what a HIT promised.
+
+        Args:
+            request: Whom it is for.
+            mode: LAYER_WISE admits it at once. A tree with states, and a linker that does not offer it on every rank,
+                stage it all the same.
 
         When: at admission of a request whose match said HIT, instead of computing.
         Mutates: evicts and allocates; takes a lock first. A miss leaves everything else as it was.
@@ -151,6 +167,9 @@ class PrefixCache(Protocol):
 
     def ready_to_load_host_cache(self) -> BatchIndex | None:
         """Start all queued loads.
+
+        Returns:
+            What this rank's forward of the batch waits on (`LayerCounter.set_consumer`); None for nothing.
 
         When: once an iteration, after admission and before the batch is launched; it counts as a launch.
 
@@ -246,6 +265,22 @@ class LinkedPrefixCache(PrefixCache, Protocol):
         """
         ...
 
+    def finish_loads(self, batch: BatchIndex | None) -> StepReport:
+        """Agree on the layer-wise loads that were started, whatever is still missing of them counts as failed.
+
+        Args:
+            batch: What `ready_to_load_host_cache` returned on this rank.
+
+        When: after the forward of their batch was launched and before its results are processed; after every launch,
+            since only the cache knows whether there is something to agree on.
+
+        Raises:
+            AgreementError: Ranks differ, or one did not come in time. Fatal until `reset` by all ranks.
+
+        Cost: waits until this rank's part has ended, with a deadline; one collective when a load was layer-wise.
+        """
+        ...
+
     def prefetch(self, params: MatchPrefixParams) -> None:
         """Submit the lookup of a request before its first match.
 
@@ -269,15 +304,8 @@ class LinkedPrefixCache(PrefixCache, Protocol):
         ...
 
 
-class LayerWisePrefixCache(LinkedPrefixCache, Protocol):
-    """The calls of layer-wise loads and explanation (provisional)."""
-
-    def finish_loads(self, batch: BatchIndex | None) -> StepReport:
-        """Agree on the layer-wise loads of a batch.
-
-        When: after its forward was launched and before its results are processed.
-        """
-        ...
+class ExplainingPrefixCache(LinkedPrefixCache, Protocol):
+    """The calls of explanation (provisional)."""
 
     def explain(self, request_id: RequestId) -> str:
         """Why the request's hit was what it was, by page, pool and rank."""

@@ -120,6 +120,11 @@ class DevicePool(Protocol):
         """Bytes of a page in each layer range. Equal to the `PoolLayout.range_bytes` of its store."""
         ...
 
+    @property
+    def layers(self) -> tuple[int, ...]:
+        """The model's layer of each range; several ranges may be of one. By default range i is of layer i."""
+        return tuple(range(len(self.range_bytes)))
+
     def page_rows(self, transfer: PoolTransfer) -> torch.Tensor:
         """The rows of a transfer's pages.
 
@@ -171,9 +176,13 @@ class PoolGroup(Protocol):
 
 
 class LayerCounter(Protocol):
-    """Lets a forward wait for each layer of a batch of layer-wise loads (provisional, with layer-wise loading).
+    """Lets a forward wait for each layer of a batch of layer-wise loads.
 
-    A failed layer is a value: `wait_until` returns, and `finish` says that the batch did not land.
+    A layer that will never land is a value: `wait_until` returns, and `finish` says so. What a forward then computes is
+    dropped: how each load ended is told elsewhere.
+
+    Thread: `update_producer`, `complete` and `fail` the linker's; `set_consumer` and `wait_until` the one that launches
+        forwards; `finish` and `reset` the scheduler's.
     """
 
     def update_producer(self) -> BatchIndex:
@@ -197,10 +206,10 @@ class LayerCounter(Protocol):
         ...
 
     def finish(self, batch: BatchIndex) -> bool:
-        """Wait until every layer is decided and forget the batch.
+        """Wait until every layer is decided, or the deadline of the batch has passed, and forget the batch.
 
         Returns:
-            True when all of them landed.
+            True when every layer is complete, and for a batch that nobody knows.
         """
         ...
 

@@ -11,7 +11,6 @@ if TYPE_CHECKING:
 
     from radixlink_contracts._ids import RequestId
     from radixlink_contracts._keys import RadixKey
-    from radixlink_contracts._pools import ComponentType
 
 
 class RequestKV(Protocol):
@@ -30,27 +29,15 @@ class RequestKV(Protocol):
         """The sequence to match: what of the prompt need not be computed, so at most all but its last token."""
         ...
 
-    @property
-    def kv_allocated_len(self) -> int:
-        """Tokens that the request has slots for (provisional: of use with layer-wise loads)."""
-        ...
-
-    def evicted_floor(self, component: ComponentType) -> int:
-        """The token below which the request's own state of a component is gone (provisional: with layer-wise loads)."""
-        ...
-
     def repoint(self, start: int, indices: torch.Tensor) -> None:
-        """From token `start` on the request's KV lives in these slots (provisional: with layer-wise loads).
+        """From token `start` on the request's KV lies in these slots, which are the cache's.
+
+        Called for layer-wise loads alone: at admission, and once more where the tree had the pages when they landed.
 
         Args:
             start: Token.
             indices: Shape: (n,) int64.
         """
-        ...
-
-    @property
-    def state_slot(self) -> int | None:
-        """The request's own recurrent-state slot (provisional: with layer-wise loads)."""
         ...
 
 

@@ -46,7 +46,7 @@ class LoadMode(enum.Enum):
 
     #: The request waits until every rank has all bytes.
     STAGED = "staged"
-    #: The forward waits for each layer (provisional).
+    #: The forward waits for each layer.
     LAYER_WISE = "layer_wise"
 
 
@@ -86,7 +86,7 @@ class UnifiedCacheLinker(Protocol):
 
     @property
     def layer_done_counter(self) -> LayerCounter | None:
-        """What a forward waits on; None where layer-wise loads are not offered (provisional)."""
+        """What a forward waits on; None where layer-wise loads are not offered."""
         ...
 
     def lookup(
@@ -117,10 +117,12 @@ class UnifiedCacheLinker(Protocol):
         ...
 
     def finish_layer_wise_loading(self, batch: BatchIndex | None) -> bool:
-        """Wait until the layer-wise loads of a batch touch the device no more.
+        """Wait, with a deadline of the linker's own, until the layer-wise loads of a batch have ended, and forget it.
+
+        How each of them ended is told by its completion. Nothing is waited for where the ranks decided all of them.
 
         Returns:
-            True when all of them landed, so also for None (provisional).
+            True when all of them ended in time, so also for None.
         """
         ...
 

@@ -15,6 +15,7 @@ from radixlink_contracts import (
     InsertResult,
     LinkedPrefixCache,
     LoadMiss,
+    LoadMode,
 )
 from radixlink_contracts.errors import ContractError, InvalidTransitionError
 from radixlink_linker._ranks import FrameExchange
@@ -185,11 +186,11 @@ class UnifiedRadixCache(LinkedPrefixCache):
         return self._slots.fork_state(self._tree.locked_state(receipt))
 
     @override
-    def init_load_back(self, request: RequestKV) -> LoadBack:
+    def init_load_back(self, request: RequestKV, mode: LoadMode = LoadMode.STAGED) -> LoadBack:
         """Queue a load; see `PrefixCache.init_load_back`."""
         if self._wrapper is None:
             return LoadMiss(reason="no linker is attached")
-        return self._wrapper.load_back(request)
+        return self._wrapper.load_back(request, mode)
 
     @override
     def ready_to_load_host_cache(self) -> BatchIndex | None:
@@ -207,6 +208,11 @@ class UnifiedRadixCache(LinkedPrefixCache):
     def step(self) -> StepReport:
         """Agree and act; see `LinkedPrefixCache.step`."""
         return NOTHING_HAPPENED if self._wrapper is None else self._wrapper.step()
+
+    @override
+    def finish_loads(self, batch: BatchIndex | None) -> StepReport:
+        """Agree on layer-wise loads; see `LinkedPrefixCache.finish_loads`."""
+        return NOTHING_HAPPENED if self._wrapper is None else self._wrapper.finish_loads(batch)
 
     @override
     def check_hicache_events(self) -> StepReport:

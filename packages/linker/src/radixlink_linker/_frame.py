@@ -51,6 +51,8 @@ class FrameKind(enum.IntEnum):
 
     #: The frame of a scheduler step.
     STEP = 1
+    #: The frame after a launch: the layer-wise loads of its batch and nothing else.
+    LAUNCH = 2
 
 
 @attrs.frozen(kw_only=True)

@@ -18,7 +18,7 @@ from __future__ import annotations
 import enum
 from typing import TYPE_CHECKING
 
-from radixlink_contracts import Outcome
+from radixlink_contracts import LoadMode, Outcome
 
 if TYPE_CHECKING:
     from radixlink_contracts import (
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         PoolTransfer,
         RadixKey,
         RequestId,
+        RequestKV,
     )
     from radixlink_contracts.actions import CacheAction
 
@@ -105,7 +106,7 @@ class Operation:
 
 
 class LoadOperation(Operation):
-    """A staged load: owns its slots until COMMIT."""
+    """A load: owns its slots until COMMIT."""
 
     def __init__(
         self,
@@ -113,7 +114,8 @@ class LoadOperation(Operation):
         receipt: IncLockRefResult,
         deadline: float,
         *,
-        request_id: RequestId,
+        request: RequestKV,
+        mode: LoadMode,
         key: RadixKey,
         start: int,
         end: int,
@@ -125,7 +127,8 @@ class LoadOperation(Operation):
             op: Its id.
             receipt: The lock on the device prefix [0, start).
             deadline: This rank's own moment to give it up.
-            request_id: Whom it is for.
+            request: Whom it is for.
+            mode: How its request meets it.
             key: The request's sequence.
             start: Token where the device prefix ends.
             end: Token behind the last page that is loaded.
@@ -133,7 +136,10 @@ class LoadOperation(Operation):
         """
         super().__init__(op, receipt, deadline)
         #: None once the request is gone.
-        self.request_id: RequestId | None = request_id
+        self.request_id: RequestId | None = request.request_id
+        #: The request that runs meanwhile: with a layer-wise load, until it is gone or decided.
+        self.running: RequestKV | None = request if mode is LoadMode.LAYER_WISE else None
+        self.mode = mode
         self.key = key
         self.start = start
         self.end = end
@@ -147,6 +153,12 @@ class LoadOperation(Operation):
         self.waiters: list[RequestId] = []
         #: What COMMIT has to free, held until every rank is quiesced.
         self.surplus: list[CacheAction] = []
+
+    @property
+    def num_slots(self) -> int:
+        """Slots of all pools that it was given."""
+        indices = (transfer.device_indices for transfer in self.transfers)
+        return sum(len(slots) for slots in indices if slots is not None)
 
     def covers(self, key: RadixKey, start: int, page_size: int) -> bool:
         """True when this load brings the page at token `start` of a key.

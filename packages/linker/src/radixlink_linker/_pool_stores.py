@@ -101,6 +101,11 @@ class PoolStores:
         """Which transfers can be held."""
         return self._group.sources
 
+    @property
+    def num_layers(self) -> int:
+        """Layers of the model that have anything in the pools, from layer 0 on."""
+        return 1 + max(max(pool.layers) for pool, _ in self._stores.values())
+
     def store_of(self, pool: DevicePool) -> PageStore:
         """The store of a pool.
 

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Final
 from radixlink_contracts import OperationId
 from radixlink_contracts.errors import AgreementError
 from radixlink_linker._frame import (
-    FrameKind,
     digests_agree,
     read_frame,
     replicated_digest,
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from radixlink_contracts import RankGroup
-    from radixlink_linker._frame import Agenda, AgreedFrame
+    from radixlink_linker._frame import Agenda, AgreedFrame, FrameKind
     from radixlink_linker._settings import LinkerSettings
 
 _OPERATIONS_OF_AN_EPOCH: Final = 1 << 32
@@ -82,10 +81,13 @@ class FrameExchange:
             msg = f"attach: expected the same settings on all ranks, got {by_rank}"
             raise AgreementError(msg, by_rank=by_rank, rank=self.group.rank)
 
-    def exchange(self, agenda: Agenda, facts: Sequence[int], now: float) -> AgreedFrame:
+    def exchange(
+        self, kind: FrameKind, agenda: Agenda, facts: Sequence[int], now: float
+    ) -> AgreedFrame:
         """One frame.
 
         Args:
+            kind: Which one.
             agenda: What it speaks of.
             facts: Replicated numbers that must be equal on all ranks.
             now: This rank's clock.
@@ -97,9 +99,7 @@ class FrameExchange:
         """
         self.check()
         self._number += 1
-        self._digest = replicated_digest(
-            self._digest, FrameKind.STEP, (self._epoch, self._number, *facts)
-        )
+        self._digest = replicated_digest(self._digest, kind, (self._epoch, self._number, *facts))
         frame = write_frame(agenda, self._digest, now, self._settings)
         if not self.alone:
             try:

@@ -1,21 +1,21 @@
 """`StoreLinker`: makes a `UnifiedCacheLinker` of any page store.
 
-Theory of operation. The scheduler thread only queues; one thread of the linker's own moves bytes,
-loads before offloads, one operation at a time and, within it, a run of pages and a layer range at a
-time::
+Theory of operation. The scheduler thread only queues; one thread of the linker's own moves bytes: the
+loads that a forward waits for first, then other loads, then offloads. Of an offload or a staged load
+it moves a run of pages at a time, and looks between two runs whether a forward waits::
 
-    load     open pages, then for each layer range:
-             store.read into staging -> ask the ticket -> copier.scatter
-    offload  for each layer range: ask the ticket -> copier.gather into staging
-             then store.put
+    layer-wise  open the pages of all loads of the batch, then for each layer, for each load:
+                store.read into staging -> ask the ticket -> copier.scatter; then count the layer
+    staged      the same, a run of pages after the other
+    offload     for each layer range: ask the ticket -> copier.gather into staging
+                then store.put
 
 A store never sees a device slot, only staging that the thread owns. The ticket is asked before each
 copy, so an operation that the ranks gave up touches no slot later than one copy after that. Its
 quiescence is told then, by the scheduler thread's next question: a store that hangs in a call keeps
 nobody's slots. A copy that hangs does: it alone is waited for without a deadline, because to say
-"quiesced" any sooner would be a lie. Failures are values; no exception or traceback is kept.
-
-Layer-wise loads come with the layer counter; until then only staged ones are taken.
+"quiesced" any sooner would be a lie. Failures are values; no exception or traceback is kept. A load
+that fails takes no other load of its batch with it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from __future__ import annotations
 import threading
 from collections import Counter, deque
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Literal
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 import attrs
 from typing_extensions import override
@@ -32,35 +33,33 @@ from radixlink_contracts import (
     Completion,
     LoadMode,
     Outcome,
-    PageBits,
     PoolTransferResult,
     UnifiedCacheLinker,
 )
-from radixlink_contracts.errors import ContractError, TransferError, TransferTimeoutError
+from radixlink_contracts.errors import ContractError, TransferTimeoutError
+from radixlink_linker._jobs import Job, LayerWiseBatch
+from radixlink_linker._layer_counter import LayerDoneCounter
+from radixlink_linker._page_mover import PageMover, writers_of
 from radixlink_linker._pool_stores import OnePoolEach, PoolStores
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    import torch
-
     from radixlink_contracts import (
         BatchIndex,
-        ByteRegion,
         Copier,
         DevicePool,
         Fence,
         LayerCounter,
         OperationId,
         OperationTicket,
-        PageKeys,
         PageStore,
         PoolGroup,
         PoolName,
         PoolTransfer,
         RequestId,
-        Staging,
     )
+    from radixlink_linker._page_mover import OpenRun
 
 
 @attrs.frozen(kw_only=True)
@@ -71,6 +70,8 @@ class StoreLinkerSettings:
         staging_bytes: How much one thread moves at a time.
         lease_s: Seconds for which the store is asked to keep the pages of a load.
         copy_timeout_s: Seconds after which an operation whose copy has not ended counts as failed.
+        layer_timeout_s: Seconds from the start of a batch of layer-wise loads after which no
+            forward waits for its layers.
         close_timeout_s: Seconds that `close` waits for a store that is in a call.
         quiesce_timeout_s: Seconds that `reset` waits for the copy that runs, and `close` for the
             thread.
@@ -79,6 +80,7 @@ class StoreLinkerSettings:
     staging_bytes: int = 16 << 20
     lease_s: float = 10.0
     copy_timeout_s: float = 10.0
+    layer_timeout_s: float = 10.0
     close_timeout_s: float = 5.0
     quiesce_timeout_s: float = 30.0
 
@@ -105,30 +107,6 @@ class StoreLinkerCounters:
     pages_stored: int = 0
     pages_by_writer: Mapping[int, int] = attrs.field(factory=dict)
     last_error: str = ""
-
-
-@attrs.define(kw_only=True, eq=False)
-class _Job:
-    """One operation, as the thread gets it. The last two are guarded by the linker's condition.
-
-    Attributes:
-        ticket: The operation.
-        transfers: What to move.
-        direction: "load" or "offload".
-        copying: A copy touches its slots.
-        over: It touches no slot any more, and nothing more is told of it.
-    """
-
-    ticket: OperationTicket
-    transfers: tuple[PoolTransfer, ...]
-    direction: Literal["load", "offload"]
-    copying: bool = False
-    over: bool = False
-
-    @property
-    def num_pages(self) -> int:
-        """Pages of all pools."""
-        return sum(len(transfer.keys) for transfer in self.transfers)
 
 
 class StoreLinker(UnifiedCacheLinker):
@@ -159,19 +137,29 @@ class StoreLinker(UnifiedCacheLinker):
             ContractError: A pool has no store, or one of another pool, page size or layer ranges.
         """
         self._stores = _joined(pools, stores)
-        self._copier = copier
         self._settings = settings or StoreLinkerSettings()
-        self._queued_loads: list[_Job] = []
+        self._mover = PageMover(
+            self._stores,
+            copier,
+            self._copy,
+            staging_bytes=self._settings.staging_bytes,
+            lease_s=self._settings.lease_s,
+        )
+        self._counter = LayerDoneCounter(self._stores.num_layers, self._settings.layer_timeout_s)
+        self._queued_loads: list[Job] = []
+        #: The loads of each batch that was started and not finished. The scheduler thread's.
+        self._started: dict[BatchIndex, tuple[Job, ...]] = {}
         #: Guards all below, and tells the thread of work and whoever resets of its end.
         self._changed = threading.Condition()
-        self._loads: deque[_Job] = deque()
-        self._offloads: deque[_Job] = deque()
-        self._running: _Job | None = None
+        self._batches: deque[LayerWiseBatch] = deque()
+        self._loads: deque[Job] = deque()
+        self._offloads: deque[Job] = deque()
+        #: What the thread works at; what it left for a forward that waits comes first.
+        self._running: tuple[Job, ...] = ()
         self._closed = False
         self._completed_loads: deque[Completion] = deque()
         self._completed_offloads: deque[Completion] = deque()
         self._thread: threading.Thread | None = None
-        self._staging: Staging | None = None
         self._pages_loaded = 0
         self._pages_stored = 0
         self._pages_by_writer: Counter[int] = Counter()
@@ -185,9 +173,9 @@ class StoreLinker(UnifiedCacheLinker):
 
     @property
     @override
-    def layer_done_counter(self) -> LayerCounter | None:
-        """None: layer-wise loads come later."""
-        return None
+    def layer_done_counter(self) -> LayerCounter:
+        """What a forward waits on."""
+        return self._counter
 
     @property
     def counters(self) -> StoreLinkerCounters:
@@ -213,29 +201,50 @@ class StoreLinker(UnifiedCacheLinker):
     def load(
         self, ticket: OperationTicket, transfers: Sequence[PoolTransfer], mode: LoadMode
     ) -> bool:
-        """Queue a load; see `UnifiedCacheLinker.load`. A layer-wise one is refused."""
-        if mode is not LoadMode.STAGED or self._closed:
+        """Queue a load; see `UnifiedCacheLinker.load`."""
+        if self._closed:
             return False
-        self._queued_loads.append(_Job(ticket=ticket, transfers=tuple(transfers), direction="load"))
+        self._queued_loads.append(
+            Job(
+                ticket=ticket,
+                transfers=tuple(transfers),
+                direction="load",
+                layer_wise=mode is LoadMode.LAYER_WISE,
+            )
+        )
         return True
 
     @override
     def start_layer_wise_loading(self) -> BatchIndex | None:
-        """Hand everything queued to the thread; none of it is layer-wise.
+        """Hand everything queued to the thread; what is layer-wise as one batch.
 
         See `UnifiedCacheLinker.start_layer_wise_loading`.
         """
-        if self._queued_loads:
-            with self._changed:
-                self._loads.extend(self._queued_loads)
-                self._wake()
-            self._queued_loads.clear()
-        return None
+        if not self._queued_loads:
+            return None
+        jobs = tuple(job for job in self._queued_loads if job.layer_wise)
+        batch: BatchIndex | None = None
+        with self._changed:
+            self._wake()
+            if jobs:
+                batch = self._counter.update_producer()
+                self._started[batch] = jobs
+                self._batches.append(LayerWiseBatch(index=batch, jobs=jobs))
+            self._loads.extend(job for job in self._queued_loads if not job.layer_wise)
+        self._queued_loads.clear()
+        return batch
 
     @override
     def finish_layer_wise_loading(self, batch: BatchIndex | None) -> bool:
-        """True: there are no layer-wise loads to wait for."""
-        return batch is None
+        """Wait for the layers of a batch, unless the ranks decided all its loads already.
+
+        See `UnifiedCacheLinker.finish_layer_wise_loading`.
+        """
+        if batch is None:
+            return True
+        if all(job.ticket.decided for job in self._started.pop(batch, ())):
+            self._counter.fail(batch)
+        return self._counter.finish(batch)
 
     @override
     def cancel_queued_load(self, op: OperationId) -> bool:
@@ -251,10 +260,10 @@ class StoreLinker(UnifiedCacheLinker):
         with self._changed:
             if self._closed:
                 return False
-            self._offloads.append(
-                _Job(ticket=ticket, transfers=tuple(transfers), direction="offload")
-            )
             self._wake()
+            self._offloads.append(
+                Job(ticket=ticket, transfers=tuple(transfers), direction="offload")
+            )
         return True
 
     @override
@@ -287,28 +296,30 @@ class StoreLinker(UnifiedCacheLinker):
             TransferTimeoutError: The copy did not end in time. It is the last of its operation.
         """
         self._queued_loads.clear()
+        self._started.clear()
         timeout_s = self._settings.quiesce_timeout_s
+        self._counter.reset()
         with self._changed:
             running = self._running
-            if running is not None:
-                running.over = True
+            for job in running:
+                job.over = True
+            self._batches.clear()
             self._loads.clear()
             self._offloads.clear()
             ended = self._changed.wait_for(
-                lambda: running is None or not running.copying, timeout_s
+                lambda: not any(job.copying for job in running), timeout_s
             )
+            copying = [job for job in running if job.copying]
             self._completed_loads.clear()
             self._completed_offloads.clear()
-        if not ended and running is not None:
+        if not ended:
+            (job,) = copying
             msg = (
-                f"reset: expected the copy of operation {running.ticket.op} to end within "
+                f"reset: expected the copy of operation {job.ticket.op} to end within "
                 f"{timeout_s} s, but it still runs"
             )
             raise TransferTimeoutError(
-                msg,
-                direction=running.direction,
-                pages=running.num_pages,
-                operation=running.ticket.op,
+                msg, direction=job.direction, pages=job.num_pages, operation=job.ticket.op
             )
 
     @override
@@ -328,18 +339,17 @@ class StoreLinker(UnifiedCacheLinker):
             thread = self._thread
         if thread is not None:
             thread.join(self._settings.close_timeout_s)
-        self._staging = None
+        self._mover.release()
 
     def _let_go(self) -> None:
         """Tell the quiescence of what the ranks decided and no copy touches."""
-        if self._running is None and not self._loads and not self._offloads:
-            return
         with self._changed:
-            for job in (self._running, *self._loads, *self._offloads):
-                if job is not None and job.ticket.decided and not job.copying:
+            queued = (job for batch in self._batches for job in batch.jobs)
+            for job in (*self._running, *queued, *self._loads, *self._offloads):
+                if job.ticket.decided and not job.copying:
                     self._tell(job, Outcome.FAILED, quiesced=True)
 
-    def _tell(self, job: _Job, outcome: Outcome, *, quiesced: bool) -> None:
+    def _tell(self, job: Job, outcome: Outcome, *, quiesced: bool) -> None:
         """Say how an operation ended, unless its end was told or nobody wants to know it."""
         with self._changed:
             if not job.over:
@@ -350,144 +360,160 @@ class StoreLinker(UnifiedCacheLinker):
                 )
 
     def _wake(self) -> None:
-        """Tell the thread of work, starting it with the first. The condition is held."""
+        """Have a thread that looks for work as soon as the condition, which is held, is let go.
+
+        Raises:
+            RuntimeError: There can be no more threads. Nothing may be handed to it before this.
+        """
         if self._thread is None:
-            self._thread = threading.Thread(
-                target=self._work, name="radixlink-transfer", daemon=True
-            )
-            self._thread.start()
+            thread = threading.Thread(target=self._work, name="radixlink-transfer", daemon=True)
+            thread.start()
+            self._thread = thread
         self._changed.notify_all()
 
     # -- on the thread -----------------------------------------------------------------------------
 
     def _work(self) -> None:
-        """Run jobs, loads first, until the linker is closed."""
+        """Run jobs until the linker is closed."""
         while True:
             with self._changed:
-                self._running = None
-                self._changed.notify_all()
-                self._changed.wait_for(lambda: self._loads or self._offloads or self._closed)
+                self._changed.wait_for(
+                    lambda: self._batches or self._loads or self._offloads or self._closed
+                )
                 if self._closed:
                     return
-                job = self._running = (self._loads or self._offloads).popleft()
-            self._run(job)
+                waiting = bool(self._batches)
+                job = None if waiting else (self._loads or self._offloads).popleft()
+            if job is None:
+                self._serve_forwards()
+            else:
+                self._run(job)
             # Nothing of it is kept while there is nothing to do.
             del job
 
-    def _run(self, job: _Job) -> None:
-        """Run one job and say how it ended."""
-        outcome = Outcome.LANDED
-        try:
-            if job.direction == "load":
-                self._load(job)
-            else:
-                self._offload(job)
-        except Exception as raised:  # noqa: BLE001 -- a failure is a value; its text is kept, no traceback
-            outcome = Outcome.FAILED
+    def _serve_forwards(self) -> None:
+        """Run the batches that forwards wait for."""
+        while True:
             with self._changed:
-                self._last_error = f"operation {job.ticket.op}: {type(raised).__name__}: {raised}"
-        self._tell(job, outcome, quiesced=True)
+                if not self._batches or self._closed:
+                    return
+                batch = self._batches.popleft()
+            self._run_batch(batch)
+            del batch
 
-    def _load(self, job: _Job) -> None:
+    def _run(self, job: Job) -> None:
+        """Run one job and say how it ended."""
+        with self._working_at((job,)):
+            try:
+                if job.direction == "load":
+                    self._load(job)
+                else:
+                    self._offload(job)
+            except Exception as raised:  # noqa: BLE001 -- a failure is a value; its text is kept, no traceback
+                self._fail(job, raised)
+            else:
+                self._tell(job, Outcome.LANDED, quiesced=True)
+
+    def _run_batch(self, batch: LayerWiseBatch) -> None:
+        """Bring the layers of all loads of a batch, one layer after the other."""
+        with self._working_at(batch.jobs):
+            open_loads: dict[Job, list[OpenRun]] = {}
+            for job in batch.jobs:
+                with self._failing_alone(job, open_loads):
+                    self._ask(job)
+                    open_loads[job] = list(self._mover.open(job))
+            last = self._stores.num_layers - 1
+            for layer in range(last + 1):
+                for job, runs in list(open_loads.items()):
+                    with self._failing_alone(job, open_loads):
+                        for run in runs:
+                            for layer_range in run.ranges_of(layer):
+                                self._mover.load(job, run, layer_range)
+                if layer == last:
+                    # Who waits for the last layer asks next how each load ended.
+                    for job, runs in open_loads.items():
+                        self._count_loaded(runs)
+                        self._tell(job, Outcome.LANDED, quiesced=True)
+                self._counter.complete(batch.index, layer)
+
+    @contextmanager
+    def _working_at(self, jobs: tuple[Job, ...]) -> Iterator[None]:
+        """These jobs run meanwhile, and what ran before waits."""
+        with self._changed:
+            before = self._running
+            self._running = (*before, *jobs)
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._running = before
+                self._changed.notify_all()
+
+    @contextmanager
+    def _failing_alone(self, job: Job, open_loads: dict[Job, list[OpenRun]]) -> Iterator[None]:
+        """Whatever is raised meanwhile is one load's failure, and the others go on."""
+        try:
+            yield
+        except Exception as raised:  # noqa: BLE001 -- a failure is a value; its text is kept, no traceback
+            open_loads.pop(job, None)
+            self._fail(job, raised)
+
+    def _fail(self, job: Job, raised: Exception) -> None:
+        """A job did not come through, and touches its slots no more."""
+        with self._changed:
+            self._last_error = f"operation {job.ticket.op}: {type(raised).__name__}: {raised}"
+        self._tell(job, Outcome.FAILED, quiesced=True)
+
+    def _load(self, job: Job) -> None:
         """Bring all pages of a load to the device.
 
         Raises:
             TransferError: Some page is not to be had, or the load was given up.
         """
-        writers: Counter[int] = Counter()
-        pages = 0
-        for pool, transfer in self._stores.resolve(job.transfers):
-            store = self._stores.store_of(pool)
-            rows = pool.page_rows(transfer)
-            for keys, some_rows in self._runs(pool, transfer.keys.resolve(), rows):
-                self._ask(job)
-                handles = store.open(keys, self._settings.lease_s)
-                if not handles.found.complete:
-                    raise _failed(job, f"{_absent(handles.found)} are gone")
-                for layer_range, size in enumerate(pool.range_bytes):
-                    staging = self._staging_of(len(keys) * size)
-                    good = store.read(handles, layer_range, staging.buffer)
-                    if not good.complete:
-                        raise _failed(job, f"{_absent(good)} cannot be read in range {layer_range}")
-                    region = pool.region(layer_range, some_rows)
-                    self._copy(job, self._copier.scatter, region, staging.tensor)
-                writers.update(handles.writers)
-                pages += len(keys)
-        with self._changed:
-            self._pages_loaded += pages
-            self._pages_by_writer.update(writers)
+        runs: list[OpenRun] = []
+        self._ask(job)
+        for run in self._mover.open(job):
+            for layer_range in range(len(run.pool.range_bytes)):
+                self._mover.load(job, run, layer_range)
+            runs.append(run)
+            self._serve_forwards()
+        self._count_loaded(runs)
 
-    def _offload(self, job: _Job) -> None:
-        """Put all pages of a node into the stores, windows and states before the full pages.
+    def _offload(self, job: Job) -> None:
+        """Put all pages of a node into the stores.
 
         Raises:
             TransferError: Some page found no room, or the offload was given up.
         """
         pages = 0
-        for pool, transfer in reversed(self._stores.resolve(job.transfers)):
-            store = self._stores.store_of(pool)
-            rows = pool.page_rows(transfer)
-            for keys, some_rows in self._runs(pool, transfer.keys.resolve(), rows):
-                staging = self._staging_of(len(keys) * sum(pool.range_bytes))
-                parts: list[memoryview] = []
-                at = 0
-                for layer_range, size in enumerate(pool.range_bytes):
-                    end = at + len(keys) * size
-                    region = pool.region(layer_range, some_rows)
-                    self._copy(job, self._copier.gather, region, staging.tensor[at:end])
-                    parts.append(staging.buffer[at:end])
-                    at = end
-                stored = store.put(keys, parts)
-                if not stored.complete:
-                    raise _failed(job, f"{_absent(stored)} found no room")
-                pages += len(keys)
+        for stored in self._mover.offload(job):
+            pages += stored
+            self._serve_forwards()
         with self._changed:
             self._pages_stored += pages
 
-    def _runs(
-        self, pool: DevicePool, keys: PageKeys, rows: torch.Tensor
-    ) -> Iterator[tuple[PageKeys, torch.Tensor]]:
-        """The pages in runs that fit the staging memory, at least one page each."""
-        step = max(1, self._settings.staging_bytes // sum(pool.range_bytes))
-        for start in range(0, len(keys), step):
-            stop = min(start + step, len(keys))
-            yield keys.span(start, stop), rows[start:stop]
+    def _count_loaded(self, runs: list[OpenRun]) -> None:
+        """These runs are on the device."""
+        with self._changed:
+            self._pages_loaded += sum(map(len, runs))
+            self._pages_by_writer.update(writers_of(runs))
 
-    def _staging_of(self, num_bytes: int) -> Staging:
-        """The first `num_bytes` of this thread's staging memory, which grows as needed."""
-        whole = self._staging
-        if whole is None or whole.tensor.numel() < num_bytes:
-            whole = self._staging = self._copier.staging(num_bytes)
-        if whole.tensor.numel() == num_bytes:
-            return whole
-        return attrs.evolve(whole, tensor=whole.tensor[:num_bytes], buffer=whole.buffer[:num_bytes])
-
-    def _ask(self, job: _Job) -> None:
+    def _ask(self, job: Job) -> None:
         """Return while the slots may be touched.
 
         Raises:
             TransferError: The ranks decided the operation, or the linker was reset.
         """
         if job.ticket.decided or job.over:
-            raise _failed(job, "it was given up")
+            raise job.failed("it was given up")
 
-    def _copy(
-        self,
-        job: _Job,
-        start: Callable[[ByteRegion, torch.Tensor], Fence],
-        region: ByteRegion,
-        staged: torch.Tensor,
-    ) -> None:
-        """Ask, start one copy, and wait for its end, however late that is.
-
-        Raises:
-            TransferError: The operation was given up before, or the copy was late.
-        """
+    def _copy(self, job: Job, start: Callable[[], Fence]) -> None:
+        """Ask, start one copy, and wait for its end, however late that is; see `GuardedCopy`."""
         with self._changed:
             self._ask(job)
             job.copying = True
         try:
-            fence = start(region, staged)
+            fence = start()
             in_time = fence.wait(self._settings.copy_timeout_s)
             if not in_time:
                 self._tell(job, Outcome.FAILED, quiesced=False)
@@ -498,7 +524,7 @@ class StoreLinker(UnifiedCacheLinker):
                 job.copying = False
                 self._changed.notify_all()
         if not in_time:
-            raise _failed(job, f"a copy took longer than {self._settings.copy_timeout_s} s")
+            raise job.failed(f"a copy took longer than {self._settings.copy_timeout_s} s")
 
 
 def _joined(
@@ -521,21 +547,6 @@ def _joined(
         )
         raise ContractError(msg)
     return PoolStores(pools, stores)
-
-
-def _failed(job: _Job, why: str) -> TransferError:
-    """The error of a transfer that did not come through."""
-    return TransferError(
-        f"{job.direction}: {why}",
-        direction=job.direction,
-        pages=job.num_pages,
-        operation=job.ticket.op,
-    )
-
-
-def _absent(bits: PageBits) -> str:
-    """How many pages of how many are not set, for people."""
-    return f"{len(bits) - bits.total} of {len(bits)} pages"
 
 
 def _pop(completions: deque[Completion]) -> Completion:

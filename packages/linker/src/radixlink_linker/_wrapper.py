@@ -30,6 +30,7 @@ from radixlink_contracts import (
     IncLockRefParams,
     InsertOrigin,
     InsertParams,
+    LoadAdmitted,
     LoadMiss,
     LoadMode,
     LoadWaiting,
@@ -49,7 +50,7 @@ from radixlink_contracts.actions import (
 from radixlink_contracts.errors import ContractError, StaleHandleError
 from radixlink_linker._component_transfers import ComponentTransfers
 from radixlink_linker._counters import LinkerCounters
-from radixlink_linker._frame import Agenda
+from radixlink_linker._frame import Agenda, FrameKind
 from radixlink_linker._operation import LoadOperation, OffloadOperation, Verdict
 from radixlink_linker._report import ReportBuilder
 from radixlink_linker._requests import RequestTable
@@ -77,6 +78,7 @@ if TYPE_CHECKING:
         TreeNodeView,
         UnifiedCacheLinker,
     )
+    from radixlink_linker._frame import AgreedFrame
     from radixlink_linker._lookup import Lookup
     from radixlink_linker._operation import Operation
     from radixlink_linker._ranks import FrameExchange
@@ -140,10 +142,16 @@ class UnifiedCacheLinkerWrapper:
         #: Operations whose slots some rank never let go of.
         self._written_off: list[Operation] = []
         kinds = [component.component_type for component in components]
+        #: Loads may be layer-wise. A state is one object of all its layers, so a tree with states
+        #: has none; otherwise a replicated fact, since attaching compares it.
+        self._offers_layer_wise = (
+            linker.layer_done_counter is not None and ComponentType.MAMBA not in kinds
+        )
         # What linkers can hold is local, so it is agreed before anything is refused because of it.
         frames.agree_on_settings(
             f"{settings.fingerprint} page_size={tree.page_size} slots={slots.sizes} window={tree.sliding_window} "
-            f"components={[kind.name for kind in kinds]} pools={sorted(linker.pools)}"
+            f"components={[kind.name for kind in kinds]} pools={sorted(linker.pools)} "
+            f"layer_wise={self._offers_layer_wise}"
         )
         lacking = [kind.name for kind in kinds if _POOL_OF[kind] not in linker.pools]
         if lacking:
@@ -245,14 +253,14 @@ class UnifiedCacheLinkerWrapper:
 
     # -- load --------------------------------------------------------------------------------------
 
-    def load_back(self, request: RequestKV) -> LoadBack:
-        """Queue the staged load of what a HIT promised; see `PrefixCache.init_load_back`."""
+    def load_back(self, request: RequestKV, mode: LoadMode) -> LoadBack:
+        """Queue the load of what a HIT promised; see `PrefixCache.init_load_back`."""
         self._frames.check()
         entry = self._requests.get(request.request_id)
         if entry is None or entry.lookup is None or not entry.answered:
             return LoadMiss(reason="no match of this request said HIT")
         if entry.load is not None:
-            return LoadWaiting(operation_id=entry.load.op)
+            return _queued(entry.load)
         lookup, key = entry.lookup, request.key
         if len(key) != entry.num_tokens or key != lookup.key:
             return LoadMiss(reason="the key changed since the match")
@@ -269,15 +277,24 @@ class UnifiedCacheLinkerWrapper:
                 return LoadMiss(reason="its first page failed to load a moment ago")
         if entry.num_stagings >= self._settings.max_stagings:
             return LoadMiss(reason=f"it was staged {entry.num_stagings} times already")
-        return self._begin_load(request, entry, device)
+        if not self._offers_layer_wise:
+            mode = LoadMode.STAGED
+        return self._begin_load(request, entry, device, mode)
 
-    def _begin_load(self, request: RequestKV, entry: Request, device: MatchResult) -> LoadBack:
+    def _begin_load(
+        self, request: RequestKV, entry: Request, device: MatchResult, mode: LoadMode
+    ) -> LoadBack:
         """Lock, allocate, mint, and hand the load to the linker."""
         lookup = entry.lookup
         assert lookup is not None
         page_size, start = self._tree.page_size, device.device_prefix_len
         skipped = (start - lookup.start) // page_size
-        fitting = lookup.longest(skipped + self._room.tokens_left() // page_size)
+        room = lookup.num_pages
+        if mode is LoadMode.STAGED:
+            room = self._room.tokens_left() // page_size
+        elif len(self._running_loads()) == self._settings.max_operations:
+            room = 0
+        fitting = lookup.longest(skipped + room)
         if lookup.longest(lookup.num_pages) <= skipped:
             return LoadMiss(reason="the device has what the store has")
         if fitting <= skipped:
@@ -293,25 +310,29 @@ class UnifiedCacheLinkerWrapper:
             self._frames.mint(),
             receipt,
             self._clock.now() + self._settings.transfer_timeout_s,
-            request_id=request.request_id,
+            request=request,
+            mode=mode,
             key=request.key,
             start=start,
             end=end,
             transfers=transfers,
         )
         self._operations[operation.op] = operation
-        self._room.take(end - start)
+        if mode is LoadMode.STAGED:
+            self._room.take(end - start)
         entry.load = operation
         entry.num_stagings += 1
         try:
-            accepted = self.linker.load(operation.ticket, transfers, LoadMode.STAGED)
+            accepted = self.linker.load(operation.ticket, transfers, mode)
         except Exception as error:  # noqa: BLE001 -- whatever a backend raises is this rank's verdict
             self._count_error(error)
             accepted = False
         if not accepted:
             operation.note(Outcome.FAILED, quiesced=True)
         self._transfers.prepare(transfers, request, end)
-        return LoadWaiting(operation_id=operation.op)
+        if operation.running is not None:
+            operation.running.repoint(start, _full_slots(operation))
+        return _queued(operation)
 
     def _wait_for_room(self, request_id: RequestId) -> LoadBack:
         """Staged loads hold all that they may: wait for the oldest of them, else compute."""
@@ -417,13 +438,8 @@ class UnifiedCacheLinkerWrapper:
         now = self._clock.now()
         self._read_local_facts(now)
         agenda = Agenda.of(list(self._operations.values()), self._requests.lookups, self._settings)
-        agreed = self._frames.exchange(agenda, self._facts(), now)
-        self.counters.frames += 1
         report = ReportBuilder()
-        for operation, verdict, quiesced in zip(
-            agenda.operations, agreed.verdicts, agreed.quiesced, strict=True
-        ):
-            self._follow(operation, verdict, quiesced=quiesced, report=report)
+        agreed = self._exchange(FrameKind.STEP, agenda, now, report)
         for lookup, ready in zip(agenda.asking, agreed.ready, strict=True):
             lookup.agreed_ready = ready
         for (lookup, _), words in zip(agenda.masks, agreed.masks, strict=True):
@@ -435,6 +451,53 @@ class UnifiedCacheLinkerWrapper:
                 report.ready.append(lookup.request_id)
         self._start_offloads()
         return report.build()
+
+    def finish_loads(self, batch: BatchIndex | None) -> StepReport:
+        """Decide the layer-wise loads that run; see `LinkedPrefixCache.finish_loads`."""
+        self._frames.check()
+        if batch is not None:
+            # Also where a step decided all of its loads before: the linker has to forget it.
+            try:
+                self.linker.finish_layer_wise_loading(batch)
+            except Exception as error:  # noqa: BLE001 -- what has not ended by now counts as failed
+                self._count_error(error)
+        running = [operation for operation in self._running_loads() if not operation.queued]
+        if not running:
+            return NOTHING_HAPPENED
+        now = self._clock.now()
+        self._read_local_facts(now)
+        for operation in running:
+            operation.give_up()
+        report = ReportBuilder()
+        agenda = Agenda(operations=running, asking=(), masks=())
+        self._exchange(FrameKind.LAUNCH, agenda, now, report)
+        return report.build()
+
+    def _running_loads(self) -> list[LoadOperation]:
+        """The layer-wise loads that some batch waits for or will, oldest first.
+
+        Cost: O(operations).
+        """
+        return [
+            operation
+            for operation in self._operations.values()
+            if isinstance(operation, LoadOperation)
+            and operation.mode is LoadMode.LAYER_WISE
+            and operation.verdict is Verdict.PENDING
+            and not operation.cancelled
+        ]
+
+    def _exchange(
+        self, kind: FrameKind, agenda: Agenda, now: float, report: ReportBuilder
+    ) -> AgreedFrame:
+        """Send one frame and carry out what it says of operations."""
+        agreed = self._frames.exchange(kind, agenda, self._facts(), now)
+        self.counters.frames += 1
+        for operation, verdict, quiesced in zip(
+            agenda.operations, agreed.verdicts, agreed.quiesced, strict=True
+        ):
+            self._follow(operation, verdict, quiesced=quiesced, report=report)
+        return agreed
 
     def _count_error(self, error: Exception) -> None:
         """Remember what a backend raised, by its text: an exception would keep its frames alive."""
@@ -517,7 +580,7 @@ class UnifiedCacheLinkerWrapper:
         if operation.request_id is not None:
             (report.landed if landed else report.failed).append(operation.request_id)
             entry = self._requests.remember(operation.request_id)
-            entry.load = None
+            entry.load = operation.running = None
             if not landed:
                 entry.lookup = None
         self._tell_waiters(operation, report)
@@ -529,8 +592,7 @@ class UnifiedCacheLinkerWrapper:
 
     def _commit(self, operation: LoadOperation) -> None:
         """Publish a load: insert what landed and move its lock to the new end."""
-        full = operation.transfers[0].device_indices
-        assert full is not None
+        full = _full_slots(operation)
         start, end, key = operation.start, operation.end, operation.key
         anchor = operation.receipt
         floors, state = self._transfers.brought(operation.transfers, end)
@@ -558,10 +620,13 @@ class UnifiedCacheLinkerWrapper:
                     assert_never(action)
         if state is not None and result.mamba_exist:
             operation.surplus.append(FreeMambaSlots(slots=(state,)))
+        self._transfers.commit(operation.transfers, end, result)
+        if operation.running is not None and operation.surplus:
+            canonical = self._tree.path_indices(result.last_device_node)
+            operation.running.repoint(start, canonical[start:end])
         receipt = self._tree.inc_lock_ref(IncLockRefParams(node_id=result.last_device_node))
         self._tree.dec_lock_ref(anchor.to_dec_params())
         operation.receipt = receipt
-        self._transfers.commit(operation.transfers, end, result)
         if operation.request_id is not None:
             self._requests.publish(operation.request_id, result.last_device_node, self._step)
         self.offload(offloads)
@@ -580,7 +645,7 @@ class UnifiedCacheLinkerWrapper:
     def _retire(self, operation: Operation) -> None:
         """No rank touches the slots any more: the operation is over."""
         del self._operations[operation.op]
-        if isinstance(operation, LoadOperation):
+        if isinstance(operation, LoadOperation) and operation.mode is LoadMode.STAGED:
             self._room.give_back(operation.end - operation.start)
         self._give_back(operation)
 
@@ -602,7 +667,7 @@ class UnifiedCacheLinkerWrapper:
         del self._operations[operation.op]
         self._written_off.append(operation)
         if isinstance(operation, LoadOperation):
-            self.counters.slots_written_off += operation.end - operation.start
+            self.counters.slots_written_off += operation.num_slots
 
     # -- the end of things -------------------------------------------------------------------------
 
@@ -612,7 +677,7 @@ class UnifiedCacheLinkerWrapper:
         operation = None if entry is None else entry.load
         if operation is None:
             return
-        operation.request_id = None
+        operation.request_id = operation.running = None
         waited_for = any(waiter in self._requests for waiter in operation.waiters)
         if operation.queued and not waited_for:
             operation.cancelled = True
@@ -657,6 +722,21 @@ def _answer(
     return attrs.evolve(
         device, external=external, host_hit_length=host_hit_length, waiting_on=waiting_on
     )
+
+
+def _queued(operation: LoadOperation) -> LoadBack:
+    """The answer about a load that is not decided."""
+    if operation.mode is LoadMode.STAGED:
+        return LoadWaiting(operation_id=operation.op)
+    num_tokens = operation.end - operation.start
+    return LoadAdmitted(operation_id=operation.op, num_tokens=num_tokens)
+
+
+def _full_slots(operation: LoadOperation) -> torch.Tensor:
+    """The full slots of a load. Shape: (tokens of the load,) int64."""
+    slots = operation.transfers[0].device_indices
+    assert slots is not None, "a load has slots"
+    return slots
 
 
 def _joined(prefix: torch.Tensor, loaded: torch.Tensor) -> torch.Tensor:

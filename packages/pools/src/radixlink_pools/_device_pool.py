@@ -147,6 +147,12 @@ class DevicePoolEntry(DevicePool):
 
     @property
     @override
+    def layers(self) -> tuple[int, ...]:
+        """The model's layer of each range; several ranges may be of one."""
+        return self._layout.layers
+
+    @property
+    @override
     def page_size(self) -> int:
         """Slots of a page."""
         return self._page_size

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from radixlink_contracts import ComponentType, RequestId
+    from radixlink_contracts import RequestId
 
 
 def prompt_key(prompt: Sequence[int]) -> RadixKey:
@@ -59,23 +59,9 @@ class EngineRequest(RequestKV):
     def key(self) -> RadixKey:
         return self._key
 
-    @property
-    @override
-    def kv_allocated_len(self) -> int:
-        return 0
-
-    @override
-    def evicted_floor(self, component: ComponentType) -> int:
-        return 0
-
     @override
     def repoint(self, start: int, indices: torch.Tensor) -> None:
         raise ContractError(
             f"request {self._request_id}: expected a staged load, which re-points nothing, "
             f"got {len(indices)} slots from token {start} on"
         )
-
-    @property
-    @override
-    def state_slot(self) -> int | None:
-        return None

@@ -1,0 +1,60 @@
+"""`Job`: one operation, as the thread of a `StoreLinker` gets it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+import attrs
+
+from radixlink_contracts.errors import TransferError
+
+if TYPE_CHECKING:
+    from radixlink_contracts import BatchIndex, OperationTicket, PoolTransfer
+
+
+@attrs.define(kw_only=True, eq=False)
+class Job:
+    """One operation. The last two fields are guarded by the linker's condition.
+
+    Attributes:
+        ticket: The operation.
+        transfers: What to move.
+        direction: "load" or "offload".
+        layer_wise: A load that goes layer by layer, together with others.
+        copying: A copy touches its slots.
+        over: It touches no slot any more, and nothing more is told of it.
+    """
+
+    ticket: OperationTicket
+    transfers: tuple[PoolTransfer, ...]
+    direction: Literal["load", "offload"]
+    layer_wise: bool = False
+    copying: bool = False
+    over: bool = False
+
+    @property
+    def num_pages(self) -> int:
+        """Pages of all pools."""
+        return sum(len(transfer.keys) for transfer in self.transfers)
+
+    def failed(self, why: str) -> TransferError:
+        """The error of a job that did not come through."""
+        return TransferError(
+            f"{self.direction}: {why}",
+            direction=self.direction,
+            pages=self.num_pages,
+            operation=self.ticket.op,
+        )
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class LayerWiseBatch:
+    """Loads that go layer by layer together: a forward waits for a layer of all of them at once.
+
+    Attributes:
+        index: What the forward waits on.
+        jobs: The loads, oldest first.
+    """
+
+    index: BatchIndex
+    jobs: tuple[Job, ...]
