@@ -131,7 +131,10 @@ class Meetings:
             for other in meeting.offers:
                 self._stage.wake(other)
             return True
-        self._stage.wait(rank, lambda: meeting.over)
+        if self._stage.running:
+            self._stage.wait(rank, lambda: meeting.over)
+        else:
+            self.expire()
         return False
 
     def _absence(self, meeting: _Round) -> dict[int, str]:

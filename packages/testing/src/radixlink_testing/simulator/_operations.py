@@ -205,14 +205,9 @@ class Operations:
                 self._referee.breach(
                     Rule.FRAMES, f"operation {operation.op}: ranks have the verdicts {by_rank}"
                 )
-            failed = [rank for rank, one in operation.shares.items() if _has_failed(one)]
             if operation.undecided:
-                if failed and place < settings.max_operations:
-                    self._referee.breach(
-                        Rule.FRAMES,
-                        f"operation {operation.op}: rank {failed[0]} said failed before this frame, "
-                        "which did not decide it",
-                    )
+                if place < settings.max_operations:
+                    self._judge_pending(operation)
             elif operation.decided_step is None:
                 operation.decided_step = step
                 if operation.load and Verdict.FAILED in verdicts and not operation.cancelled:
@@ -220,6 +215,21 @@ class Operations:
             elif step - operation.decided_step >= settings.write_off_steps:
                 operation.written_off = operation.written_off or not operation.quiesced
         self.missing = {mark: until for mark, until in self.missing.items() if until > step}
+
+    def _judge_pending(self, operation: Operation) -> None:
+        """Pending needs that no rank has failed: a failure is agreed in the next frame."""
+        for rank, share in operation.shares.items():
+            if share.expired and share.first is None:
+                self._referee.breach(
+                    Rule.DEADLINES,
+                    f"operation {operation.op}: the deadline of rank {rank} passed, and it is pending",
+                )
+            elif share.first is Outcome.FAILED:
+                self._referee.breach(
+                    Rule.FRAMES,
+                    f"operation {operation.op}: rank {rank} said failed before this frame, "
+                    "which did not decide it",
+                )
 
     def _judge_failed(self, rank: int, operation: Operation) -> None:
         """Failed needs a rank that failed, or whose deadline passed."""

@@ -212,7 +212,7 @@ _MIN_TICKS: Final = 150
 _LETTERS: Final = "abcd"
 #: How many faults of a kind come to one of another.
 _FAULTS: Final = tuple(Fault)
-_DIVERGENCES: Final = tuple(Divergence)
+_DIVERGENCES: Final = (*Divergence, Divergence.EXTRA_STEP, Divergence.EXTRA_STEP)
 #: Quanta a tick and rank, in a phase of the history.
 _SPEEDS: Final = ((2, 6), (4, 10), (1, 2), (0, 6))
 

@@ -189,8 +189,6 @@ class Replica:
             return report
 
         outcomes = self.together("step", act, first=first)
-        for rank, before in zip(self.ranks, entered, strict=True):
-            self._check_frames(rank, rank.watch.collectives[before:], due=due)
         reports: list[StepReport] = []
         for number, outcome in outcomes.items():
             if outcome.value is not None:
@@ -200,6 +198,8 @@ class Replica:
                     _rule_of(outcome.error), f"rank {number}: step raised {outcome.error!r}"
                 )
             self.referee.check()
+        for rank, before in zip(self.ranks, entered, strict=True):
+            self._check_frames(rank, rank.watch.collectives[before:], due=due)
         if any(report != reports[0] for report in reports):
             self.referee.breach(Rule.FRAMES, f"step: ranks answer differently: {reports}")
         self.num_frames += due

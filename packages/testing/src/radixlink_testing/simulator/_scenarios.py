@@ -112,7 +112,10 @@ def _insert_between_start_and_verdict() -> Scenario:
         "another insert of the same pages between start and verdict",
         [
             *_stored("abcd"),
-            _tick([Strike(0, Fault.LOOKUP_RAISES), Arrive(name="twin", pages="abcd")]),
+            _tick(
+                [Strike(0, Fault.LOOKUP_RAISES), Arrive(name="twin", pages="abcd")],
+                work=_everywhere(Point.AFTER_SCHEDULING),
+            ),
             _tick([Arrive(name="r", pages="abcd")], work=_everywhere(Point.AFTER_SCHEDULING)),
             _tick(overlap=9),
             _tick(overlap=9),
@@ -183,7 +186,10 @@ def _head_grown_before_load() -> Scenario:
         [
             *_stored("abcd"),
             *_on_device("ab"),
-            _tick([Strike(0, Fault.LOOKUP_RAISES), Arrive(name="twin", pages="abc")], overlap=9),
+            _tick(
+                [Strike(0, Fault.LOOKUP_RAISES), Arrive(name="twin", pages="abc")],
+                work=_everywhere(Point.AFTER_SCHEDULING),
+            ),
             _tick([Arrive(name="r", pages="abcd")], work=_everywhere(Point.AFTER_SCHEDULING)),
             _tick(overlap=9),
             _tick(overlap=0, late=True),

@@ -116,7 +116,13 @@ class Stage:
             following = first if apart else self._next()
             if following.state is _State.NEW:
                 self._perform(following)
+        self._cast = []
         return {rank: outcomes[rank] for rank in calls}
+
+    @property
+    def running(self) -> bool:
+        """True while calls are made together: only then can a rank wait for another."""
+        return bool(self._cast)
 
     def wait(self, rank: int, ended: Callable[[], bool]) -> None:
         """Let others run until a meeting has ended. Thread: the one that holds the baton."""
