@@ -60,7 +60,9 @@ class Package:
     @property
     def siblings(self) -> set[str]:
         """The names of the packages it depends on, with its extras and in its tests."""
-        return self.needed | {name for name in map(name_of, self.extras) if is_ours(name)} - {self.name}
+        return self.needed | {name for name in map(name_of, self.extras) if is_ours(name)} - {
+            self.name
+        }
 
     @property
     def needed(self) -> set[str]:

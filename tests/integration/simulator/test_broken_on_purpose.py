@@ -5,8 +5,6 @@ Every mutant is the real code with one thing changed, the same on all ranks. It 
 so a mutant that is found once is found again as fast.
 """
 
-# ruff: noqa: FBT001, FBT003 -- what is patched is called as the real part calls it
-
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
@@ -14,9 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 import attrs
 import pytest
 
-from radixlink_components import FullComponent
 from radixlink_contracts import (
-    ExternalLinkerLoadPhase,
     InsertOrigin,
     InsertParams,
     LoadMiss,
@@ -24,7 +20,7 @@ from radixlink_contracts import (
     MatchPrefixParams,
     Outcome,
 )
-from radixlink_linker import UnifiedCacheLinkerWrapper
+from radixlink_linker import DeviceSlots, UnifiedCacheLinkerWrapper
 from radixlink_linker._frame import AgreedFrame, read_frame, replicated_digest, write_frame
 from radixlink_linker._lookup import Lookup
 from radixlink_linker._operation import LoadOperation, Operation, Verdict
@@ -36,7 +32,17 @@ from radixlink_tree import UnifiedTreeCore, hash_pages
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from radixlink_contracts import LoadBack, OperationId, RequestId, RequestKV, StepReport
+    from radixlink_contracts import (
+        InsertResult,
+        LoadBack,
+        MatchResult,
+        OperationId,
+        RadixKey,
+        RequestId,
+        RequestKV,
+        StepReport,
+        TreeNodeView,
+    )
     from radixlink_linker._frame import Agenda, FrameKind
     from radixlink_linker._report import ReportBuilder
     from radixlink_linker._requests import Request
@@ -90,9 +96,11 @@ def leave_what_was_published_unlocked(patch: Patch) -> None:
 def stage_without_a_cap(patch: Patch) -> None:
     original = Wrapper._begin_load
 
-    def begin_load(self: Wrapper, *arguments: Any) -> LoadBack:
+    def begin_load(
+        self: Wrapper, request: RequestKV, entry: Request, device: MatchResult
+    ) -> LoadBack:
         self._settings = attrs.evolve(self._settings, staged_percent=100)
-        return original(self, *arguments)
+        return original(self, request, entry, device)
 
     patch.setattr(Wrapper, "_begin_load", begin_load)
 
@@ -179,9 +187,11 @@ def end_a_load_that_others_wait_for(patch: Patch) -> None:
 def evict_before_the_lock(patch: Patch) -> None:
     original = Wrapper._begin_load
 
-    def begin_load(self: Wrapper, *arguments: Any) -> LoadBack:
+    def begin_load(
+        self: Wrapper, request: RequestKV, entry: Request, device: MatchResult
+    ) -> LoadBack:
         self._slots.make_room(self._slots.allocator.size)
-        return original(self, *arguments)
+        return original(self, request, entry, device)
 
     patch.setattr(Wrapper, "_begin_load", begin_load)
 
@@ -202,8 +212,10 @@ def load_behind_whatever_the_device_has(patch: Patch) -> None:
 def answer_a_refusal_at_once(patch: Patch) -> None:
     original = Wrapper._begin_load
 
-    def begin_load(self: Wrapper, request: RequestKV, entry: Request, *rest: Any) -> LoadBack:
-        answer = original(self, request, entry, *rest)
+    def begin_load(
+        self: Wrapper, request: RequestKV, entry: Request, device: MatchResult
+    ) -> LoadBack:
+        answer = original(self, request, entry, device)
         if entry.load is not None and entry.load.local_verdict is Verdict.FAILED:
             return LoadMiss(reason="the backend refused")
         return answer
@@ -214,7 +226,7 @@ def answer_a_refusal_at_once(patch: Patch) -> None:
 def mint_no_offload_that_is_refused(patch: Patch) -> None:
     original = Wrapper._offload_node
 
-    def offload_node(self: Wrapper, node: Any) -> None:
+    def offload_node(self: Wrapper, node: TreeNodeView) -> None:
         known = set(self._operations)
         original(self, node)
         for op in [op for op in self._operations if op not in known]:
@@ -365,7 +377,7 @@ def name_requests_in_the_order_of_a_set(patch: Patch) -> None:
 
 
 def ask_the_store_within_match(patch: Patch) -> None:
-    def ask(self: Wrapper, key: Any, request_id: RequestId, device: Any) -> None:
+    def ask(self: Wrapper, key: RadixKey, request_id: RequestId, device: MatchResult) -> None:
         deadline = self._clock.now() + self._settings.lookup_timeout_s
         self._probe(self._requests.ask(key, request_id, device, deadline))
 
@@ -375,7 +387,9 @@ def ask_the_store_within_match(patch: Patch) -> None:
 def answer_otherwise_the_second_time(patch: Patch) -> None:
     original = Wrapper.match
 
-    def match(self: Wrapper, key: Any, request_id: RequestId, device: Any) -> Any:
+    def match(
+        self: Wrapper, key: RadixKey, request_id: RequestId, device: MatchResult
+    ) -> MatchResult:
         found = original(self, key, request_id, device)
         request = self._requests.get(request_id)
         if request is not None and request.answered:
@@ -430,10 +444,12 @@ def take_every_offload_for_stored(patch: Patch) -> None:
 
 
 def offer_what_was_restored(patch: Patch) -> None:
-    def params(**fields: Any) -> InsertParams:
-        return InsertParams(**{**fields, "origin": InsertOrigin.COMPUTED})
+    original = UnifiedTreeCore.insert
 
-    patch.setattr("radixlink_linker._wrapper.InsertParams", params)
+    def insert(self: UnifiedTreeCore, params: InsertParams) -> InsertResult:
+        return original(self, attrs.evolve(params, origin=InsertOrigin.COMPUTED))
+
+    patch.setattr(UnifiedTreeCore, "insert", insert)
 
 
 # -- 9: pages --------------------------------------------------------------------------------------
@@ -483,15 +499,8 @@ def keep_the_lock_of_what_was_published(patch: Patch) -> None:
     patch.setattr(RequestTable, "_unpublish", unpublish)
 
 
-def keep_the_slots_of_what_failed(patch: Patch) -> None:
-    original = FullComponent.update_external_linker_load
-
-    def update(self: FullComponent, phase: ExternalLinkerLoadPhase, **fields: Any) -> Any:
-        if phase is ExternalLinkerLoadPhase.ABORT:
-            return None
-        return original(self, phase, **fields)
-
-    patch.setattr(FullComponent, "update_external_linker_load", update)
+def keep_the_slots_that_loads_give_up(patch: Patch) -> None:
+    patch.setattr(DeviceSlots, "retire", lambda *_: None)
 
 
 # -- 11: attach and detach -------------------------------------------------------------------------
@@ -599,9 +608,7 @@ MUTANTS: Final = (
         rule=Rule.MATCH,
         breaks=answer_otherwise_the_second_time,
     ),
-    Mutant(
-        name="lookups have no deadline", rule=Rule.DEADLINES, breaks=wait_for_lookups_for_ever
-    ),
+    Mutant(name="lookups have no deadline", rule=Rule.DEADLINES, breaks=wait_for_lookups_for_ever),
     Mutant(
         name="transfers have no deadline", rule=Rule.DEADLINES, breaks=wait_for_transfers_for_ever
     ),
@@ -613,9 +620,7 @@ MUTANTS: Final = (
         scenario="reset with everything in flight and a late completion of the old epoch",
     ),
     Mutant(name="no frame with the others", rule=Rule.GROUP, breaks=decide_alone),
-    Mutant(
-        name="stored without all ranks", rule=Rule.STORED, breaks=take_every_offload_for_stored
-    ),
+    Mutant(name="stored without all ranks", rule=Rule.STORED, breaks=take_every_offload_for_stored),
     Mutant(name="restored pages are offered", rule=Rule.STORED, breaks=offer_what_was_restored),
     Mutant(
         name="a hash without what is before",
@@ -631,9 +636,11 @@ MUTANTS: Final = (
         breaks=keep_the_lock_of_what_was_published,
     ),
     Mutant(
-        name="slots of a failure leak", rule=Rule.RECEIPTS, breaks=keep_the_slots_of_what_failed
+        name="slots of a failure leak", rule=Rule.RECEIPTS, breaks=keep_the_slots_that_loads_give_up
     ),
-    Mutant(name="detach leaves the tree attached", rule=Rule.ATTACH, breaks=leave_the_tree_attached),
+    Mutant(
+        name="detach leaves the tree attached", rule=Rule.ATTACH, breaks=leave_the_tree_attached
+    ),
     Mutant(name="settings are not compared", rule=Rule.ATTACH, breaks=compare_no_settings),
 )
 

@@ -211,7 +211,13 @@ def _abort_while_another_waits() -> Scenario:
             _tick([Abort("r")]),
             *_busy(4),
         ],
-        tells=("w matches 0 tokens, UNKNOWN", "r is aborted", "LANDED", "ready ['w']", "w matches 8"),
+        tells=(
+            "w matches 0 tokens, UNKNOWN",
+            "r is aborted",
+            "LANDED",
+            "ready ['w']",
+            "w matches 8",
+        ),
     )
 
 
@@ -228,7 +234,12 @@ def _refused_offload() -> Scenario:
             *_asked(Arrive(name="r", pages="abcd")),
             *_busy(3),
         ],
-        tells=("the next offload is refused", "again matches 8", "rank 1   offload", "landed ['r']"),
+        tells=(
+            "the next offload is refused",
+            "again matches 8",
+            "rank 1   offload",
+            "landed ['r']",
+        ),
     )
 
 
