@@ -14,7 +14,8 @@ from radixlink_linker._operation import Operation
 from radixlink_testing.simulator import Plan, Rule, campaign, explain, plan_of, run, shrink
 from radixlink_testing.simulator.events import Diverge, Divergence
 
-HISTORIES: Final = 400
+#: Of one test; there are four of them.
+HISTORIES: Final = 100
 _TIMEOUT_S: Final = 120.0
 _TELL: Final = """
 from radixlink_testing.simulator import plan_of, run
@@ -25,15 +26,17 @@ for seed in (1, 3, 4):
 """
 
 
-def test_every_rule_holds_in_the_histories_of_the_normal_run() -> None:
-    report = campaign(0, HISTORIES, processes=2)
+@pytest.mark.parametrize("first_seed", range(0, 4 * HISTORIES, HISTORIES))
+def test_every_rule_holds_in_the_histories_of_the_normal_run(first_seed: int) -> None:
+    report = campaign(first_seed, HISTORIES, processes=2)
     assert report.broken == ()
     assert report.histories == HISTORIES
     # Half of them have faults, and what they are for has happened.
     assert report.faulty == HISTORIES // 2
     assert report.tally.steps >= 150 * HISTORIES
     assert report.tally.requests >= 15 * HISTORIES
-    assert min(report.tally.hits, report.tally.loads, report.tally.divergences) > HISTORIES // 10
+    assert min(report.tally.hits, report.tally.loads) > HISTORIES
+    assert report.tally.divergences > HISTORIES // 10
 
 
 def test_nothing_is_written_off_where_nothing_goes_wrong() -> None:

@@ -189,11 +189,6 @@ class SimulatedLinker(UnifiedCacheLinker):
         """Operations that can move on."""
         return len(self._jobs)
 
-    @property
-    def num_queued(self) -> int:
-        """Loads that were not started."""
-        return len(self._queued)
-
     def advance(self, which: int) -> None:
         """One quantum of one operation."""
         job = self._jobs[which % len(self._jobs)]
