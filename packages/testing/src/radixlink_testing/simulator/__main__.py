@@ -1,4 +1,4 @@
-"""`python -m radixlink_testing.simulator`: many histories, or one of them again with its story."""
+"""`python -m radixlink_testing.simulator`: the scenarios and many histories, or one with its story."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from radixlink_testing.simulator._campaign import campaign, explain, story_of
 from radixlink_testing.simulator._history import run
 from radixlink_testing.simulator._plan import plan_of
+from radixlink_testing.simulator._scenarios import scenarios
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -36,6 +37,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         result = run(plan_of(chosen.replay), tell=True)
         sys.stdout.write(f"{story_of(result)}\n{result.tally}\n")
         return int(result.broken is not None)
+    for scenario in scenarios():
+        result = run(scenario.plan, tell=True)
+        if result.broken is not None:
+            sys.stdout.write(f"{story_of(result)}\n")
+            return 1
     report = campaign(chosen.seed, chosen.histories, processes=chosen.processes)
     sys.stdout.write(f"{summary(report)}\n")
     if report.broken:
