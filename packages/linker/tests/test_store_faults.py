@@ -138,7 +138,7 @@ class LinkerConsumer(StoreConsumer):
         linker = self.linker
         with linker._changed:
             assert linker._changed.wait_for(
-                lambda: linker._running is None and not linker._loads and not linker._offloads, 30
+                lambda: not linker._running and not linker._loads and not linker._offloads, 30
             )
         self.store.waiting.clear()
 
