@@ -22,24 +22,15 @@ from radixlink_contracts import (
     PageKeys,
     RadixKey,
 )
-from radixlink_contracts.actions import (
-    BackupKV,
-    FreeDeviceKV,
-    FreeDeviceKVFullOnly,
-    FreeMambaSlots,
-    FreeSWA,
-    MoveSWA,
-)
+from radixlink_contracts.actions import BackupKV
 from radixlink_tree import StateRules, hash_pages, namespace_seed
 from radixlink_tree._node import StoreMarks
 
 from .prefix_model import FULL, MAMBA, SWA, Gone, Insert, Model, Rules, count
+from .slot_events import by_kind, events_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from radixlink_contracts import IncLockRefResult, InsertResult, NodeId
-    from radixlink_contracts.actions import CacheAction
     from radixlink_tree._node import Node
 
     from .conftest import MakeRig
@@ -151,27 +142,6 @@ class TreeMachine(RuleBasedStateMachine):
     def key(self, prefix: Prefix, tail: int = 0) -> RadixKey:
         return RadixKey(self.tokens(prefix, tail), prefix[0])
 
-    def events(self, actions: Iterable[CacheAction]) -> list[Event]:
-        """What actions do, slot by slot."""
-        events: list[Event] = []
-        pages_of = self.rig.pages_of
-        for action in actions:
-            match action:
-                case FreeDeviceKV():
-                    events += [(Gone.WHOLE, page, 0) for page in pages_of(action.indices)]
-                case FreeDeviceKVFullOnly():
-                    events += [(Gone.BARE, page, 0) for page in pages_of(action.indices)]
-                case FreeSWA():
-                    events += [(Gone.WINDOW, page, 0) for page in pages_of(action.full_indices)]
-                case FreeMambaSlots():
-                    events += [(Gone.STATE, slot, 0) for slot in action.slots]
-                case MoveSWA():
-                    pairs = zip(pages_of(action.from_full), pages_of(action.to_full), strict=True)
-                    events += [(Gone.MOVED, old, new) for old, new in pairs]
-                case BackupKV():
-                    pass
-        return events
-
     def match(self, prefix: Prefix, tail: int = 0) -> tuple[NodeId, int]:
         """Match on both sides: where, and how many pages."""
         found = self.tree.match(MatchPrefixParams(key=self.key(prefix, tail)))
@@ -207,7 +177,7 @@ class TreeMachine(RuleBasedStateMachine):
             )
         )
         # Each kind comes together, so that a large eviction is few actions.
-        assert by_kind(self.events(result.cache_actions)) == by_kind(expected)
+        assert by_kind(events_of(self.pools, result.cache_actions)) == by_kind(expected)
         full, swa = count(expected, Gone.WHOLE, Gone.BARE), 0
         if self.shape.window:
             swa = count(expected, Gone.WHOLE, Gone.WINDOW)
@@ -268,7 +238,7 @@ class TreeMachine(RuleBasedStateMachine):
         assert result.prefix_len == expected.was_there * self.page_size
         assert result.total_len == length * self.page_size
         assert result.mamba_exist == expected.mamba_exist
-        assert self.events(result.cache_actions) == expected.events
+        assert events_of(self.pools, result.cache_actions) == expected.events
         self.compare_ranges(result, expected.adopted)
         pages = [page.slot for page in model.path(params.prefix)]
         assert self.rig.path_pages(result.last_device_node) == pages
@@ -547,7 +517,7 @@ class TreeMachine(RuleBasedStateMachine):
             expected.append((Gone.WHOLE if whole else Gone.BARE, page.slot, 0))
             expected += [(Gone.STATE, page.state, 0) for _ in [0] if page.state is not None]
         actions = self.tree.reset()
-        assert sorted(self.events(actions)) == sorted(expected)
+        assert sorted(events_of(self.pools, actions)) == sorted(expected)
         self.rig.apply(actions)
         for held in self.requests:
             self.pools.free(held.slots)
@@ -602,8 +572,3 @@ class TreeMachine(RuleBasedStateMachine):
             self.abort(0)
         self.give_up(POOL_PAGES)
         assert len(self.rig.free_pages) == POOL_PAGES
-
-
-def by_kind(events: list[Event]) -> list[Event]:
-    """The events of each kind together, in their order."""
-    return sorted(events, key=lambda event: event[0])

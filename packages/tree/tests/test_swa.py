@@ -406,6 +406,25 @@ def test_window_used_longest_ago_goes_first(make_rig: MakeRig) -> None:
         rig.unlock(receipt)
 
 
+def test_release_of_a_window_is_a_use_of_it_and_of_its_end_last(make_rig: MakeRig) -> None:
+    rig = make_rig(1, window=4)
+    head = rig.leaf(1)
+    end = rig.leaf(1, 2, matched=1)
+    rig.insert(1, 2, 3, matched=2)
+    other = rig.leaf(5)
+    # Locked on the way out, so that windows go alone.
+    held = [rig.lock(rig.match(1, 2, 3).last_device_node, SWA), rig.lock(other, SWA)]
+    rig.unlock(rig.lock(end))
+    rig.evict(windows=2)
+    # What was not in the released window is gone; of the window the upper end goes first.
+    assert [rig.picture(node) for node in (end, other)] == ["1|1", "1-"]
+    rig.evict(windows=1)
+    assert rig.picture(end) == "1-|1"
+    assert rig.path(end)[0].node_id == head
+    for receipt in held:
+        rig.unlock(receipt)
+
+
 def test_use_of_a_prefix_uses_one_window_of_it(make_rig: MakeRig) -> None:
     rig = make_rig(1, window=2)
     end = rig.insert(*range(6)).last_device_node
