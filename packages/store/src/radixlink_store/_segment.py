@@ -400,10 +400,11 @@ class Segment:
             self._age[slot] = age | generation & GENERATION_MASK
             self._lease[slot] = 0
             self._fill(slot, generation, place, parts, writer)
-            words[slot] = published(word)
+            # The tag first: whoever sees a published word and then no tag has seen an older tag.
             self._tags[slot] = place.tag
+            words[slot] = published(word)
         finally:
-            # After an exception the slot has no tag and is not locked: free, like a dead writer's.
+            # After an exception the slot is not locked and not published: a dead writer's.
             lock.unlock(slot)
         return True
 

@@ -62,7 +62,10 @@ def _free(
         line, start = lines[best], buckets[best] * segment.ways
         way = line.find(NO_TAG)
         while way >= 0:
-            yield start + way, segment.word(start + way)
+            # The line may be older than the word: a page that was published since has its tag.
+            word = segment.word(start + way)
+            if segment.tag(start + way) == NO_TAG:
+                yield start + way, word
             way = line.find(NO_TAG, way + 1)
 
 
