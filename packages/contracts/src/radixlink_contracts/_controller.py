@@ -85,6 +85,8 @@ class StepReport:
         ready: Other requests that may match again: their lookup is answered, or what they waited for ended.
         num_offloads_stored: Offloads that every rank confirmed.
         num_offloads_failed: Offloads that some rank did not.
+        detached: Too many slots are held by ranks that never let go of them, so the cache goes on without its store:
+            what was on its way has failed, matches ask no more. `detach` takes the linker off for good.
     """
 
     landed: tuple[RequestId, ...] = ()
@@ -92,6 +94,7 @@ class StepReport:
     ready: tuple[RequestId, ...] = ()
     num_offloads_stored: int = 0
     num_offloads_failed: int = 0
+    detached: bool = False
 
 
 NOTHING_HAPPENED = StepReport()
@@ -297,6 +300,9 @@ class LinkedPrefixCache(PrefixCache, Protocol):
 
     def detach(self) -> None:
         """Take the linker off: what is outstanding is dropped, the tree stays. Idempotent.
+
+        A request that was admitted and is not decided is as if its load had failed; its slots are free once the batches
+        launched before are processed.
 
         Raises:
             TransferError: A transfer here could not be ended; nothing is given back; call it again.

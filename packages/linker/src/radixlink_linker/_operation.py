@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from radixlink_contracts import (
         IncLockRefResult,
         OperationId,
+        PoolName,
         PoolTransfer,
         RadixKey,
         RequestId,
@@ -63,23 +64,45 @@ class Ticket:
 class Operation:
     """What loads and offloads have in common."""
 
-    def __init__(self, op: OperationId, receipt: IncLockRefResult, deadline: float) -> None:
+    def __init__(
+        self,
+        op: OperationId,
+        receipt: IncLockRefResult,
+        deadline: float,
+        transfers: tuple[PoolTransfer, ...] = (),
+    ) -> None:
         """An operation that all ranks have just minted.
 
         Args:
             op: Its id.
             receipt: The lock that it holds.
             deadline: This rank's own moment to give it up.
+            transfers: One for each component that takes part, in the components' order.
         """
         self.op = op
         self.receipt = receipt
         self.deadline = deadline
+        self.transfers = transfers
         self.ticket = Ticket(op)
         self.local_verdict = Verdict.PENDING
         self.local_quiesced = False
         self.verdict = Verdict.PENDING
         #: The step of the agreed verdict.
         self.decided_step = 0
+
+    @property
+    def slots(self) -> dict[PoolName, int]:
+        """How many slots of each pool it moves bytes from or to."""
+        return {
+            transfer.name: len(transfer.device_indices)
+            for transfer in self.transfers
+            if transfer.device_indices is not None
+        }
+
+    @property
+    def num_slots(self) -> int:
+        """Those of all pools."""
+        return sum(self.slots.values())
 
     def note(self, outcome: Outcome, *, quiesced: bool) -> bool:
         """Take in what this rank's backend says.
@@ -134,7 +157,7 @@ class LoadOperation(Operation):
             end: Token behind the last page that is loaded.
             transfers: One for each component, in the components' order.
         """
-        super().__init__(op, receipt, deadline)
+        super().__init__(op, receipt, deadline, transfers)
         #: None once the request is gone.
         self.request_id: RequestId | None = request.request_id
         #: The request that runs meanwhile: with a layer-wise load, until it is gone or decided.
@@ -143,7 +166,6 @@ class LoadOperation(Operation):
         self.key = key
         self.start = start
         self.end = end
-        self.transfers = transfers
         #: True until the engine's start call: a replicated fact.
         self.queued = True
         #: Taken back before it was started, so that it says nothing about its pages: replicated.
@@ -153,12 +175,6 @@ class LoadOperation(Operation):
         self.waiters: list[RequestId] = []
         #: What COMMIT has to free, held until every rank is quiesced.
         self.surplus: list[CacheAction] = []
-
-    @property
-    def num_slots(self) -> int:
-        """Slots of all pools that it was given."""
-        indices = (transfer.device_indices for transfer in self.transfers)
-        return sum(len(slots) for slots in indices if slots is not None)
 
     def covers(self, key: RadixKey, start: int, page_size: int) -> bool:
         """True when this load brings the page at token `start` of a key.

@@ -55,6 +55,7 @@ from radixlink_linker._operation import LoadOperation, OffloadOperation, Verdict
 from radixlink_linker._report import ReportBuilder
 from radixlink_linker._requests import RequestTable
 from radixlink_linker._staging_room import StagingRoom
+from radixlink_linker._write_offs import WriteOffs
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -139,9 +140,12 @@ class UnifiedCacheLinkerWrapper:
         self._due: dict[NodeId, None] = {}
         #: What loads hold.
         self._room = StagingRoom(tree, slots.sizes, settings.staged_percent)
-        #: Operations whose slots some rank never let go of.
-        self._written_off: list[Operation] = []
         kinds = [component.component_type for component in components]
+        sizes = {_POOL_OF[kind]: size for kind, size in zip(kinds, slots.sizes, strict=True)}
+        #: Operations whose slots some rank never let go of.
+        self._written_off = WriteOffs(sizes, settings.written_off_percent)
+        #: There are too many of those: no store any more; what is left only ends. Replicated.
+        self._given_up = False
         #: Loads may be layer-wise. A state is one object of all its layers, so a tree with states
         #: has none; otherwise a replicated fact, since attaching compares it.
         self._offers_layer_wise = (
@@ -176,6 +180,8 @@ class UnifiedCacheLinkerWrapper:
         gives the same answer.
         """
         self._frames.check()
+        if self._given_up:
+            return device
         start = device.device_prefix_len
         request = self._requests.get(request_id)
         if request is not None and request.load is not None:
@@ -256,6 +262,8 @@ class UnifiedCacheLinkerWrapper:
     def load_back(self, request: RequestKV, mode: LoadMode) -> LoadBack:
         """Queue the load of what a HIT promised; see `PrefixCache.init_load_back`."""
         self._frames.check()
+        if self._given_up:
+            return LoadMiss(reason="the linker was given up: too many slots are written off")
         entry = self._requests.get(request.request_id)
         if entry is None or entry.lookup is None or not entry.answered:
             return LoadMiss(reason="no match of this request said HIT")
@@ -413,7 +421,7 @@ class UnifiedCacheLinkerWrapper:
             return
         receipt = self._tree.inc_lock_ref(IncLockRefParams(node_id=node_id))
         deadline = self._clock.now() + self._settings.transfer_timeout_s
-        operation = OffloadOperation(self._frames.mint(), receipt, deadline)
+        operation = OffloadOperation(self._frames.mint(), receipt, deadline, transfers)
         self._operations[operation.op] = operation
         self._tree.mark_offload_pending(node_id, operation.op)
         try:
@@ -432,7 +440,7 @@ class UnifiedCacheLinkerWrapper:
         self._step += 1
         self._requests.expire(self._step)
         if not self.num_outstanding and (
-            self._frames.alone or self._step % self._settings.heartbeat_steps
+            self._given_up or self._frames.alone or self._step % self._settings.heartbeat_steps
         ):
             return NOTHING_HAPPENED
         now = self._clock.now()
@@ -493,10 +501,19 @@ class UnifiedCacheLinkerWrapper:
         """Send one frame and carry out what it says of operations."""
         agreed = self._frames.exchange(kind, agenda, self._facts(), now)
         self.counters.frames += 1
+        overdue: list[Operation] = []
         for operation, verdict, quiesced in zip(
             agenda.operations, agreed.verdicts, agreed.quiesced, strict=True
         ):
-            self._follow(operation, verdict, quiesced=quiesced, report=report)
+            self._decide(operation, verdict, report)
+            if operation.verdict is Verdict.PENDING:
+                continue
+            if quiesced:
+                self._retire(operation, report)
+            elif self._step - operation.decided_step >= self._settings.write_off_steps:
+                overdue.append(operation)
+        if overdue:
+            self._write_off(overdue, report)
         return agreed
 
     def _count_error(self, error: Exception) -> None:
@@ -535,6 +552,7 @@ class UnifiedCacheLinkerWrapper:
             *self._room.held,
             len(self._operations),
             len(self._due),
+            len(self._written_off),
         ]
         facts += [
             operation.op << 2 | operation.verdict.value for operation in self._operations.values()
@@ -542,27 +560,14 @@ class UnifiedCacheLinkerWrapper:
         facts += [lookup.num_pages for lookup in self._requests.lookups]
         return facts
 
-    def _follow(
-        self, operation: Operation, verdict: Verdict, *, quiesced: bool, report: ReportBuilder
-    ) -> None:
-        """Carry out what a frame said of one operation."""
+    def _decide(self, operation: Operation, verdict: Verdict, report: ReportBuilder) -> None:
+        """Carry out what a frame said of how an operation ended."""
         if operation.verdict is Verdict.PENDING and verdict is not Verdict.PENDING:
             operation.decide(verdict, self._step)
             if isinstance(operation, LoadOperation):
                 self._decide_load(operation, report)
             else:
                 self._decide_offload(operation, report)
-        if operation.verdict is Verdict.PENDING:
-            return
-        if quiesced:
-            self._retire(operation)
-        elif self._step - operation.decided_step >= self._settings.write_off_steps:
-            self._write_off(operation)
-        else:
-            return
-        if isinstance(operation, LoadOperation):
-            # Who came after the verdict waits for the room.
-            self._tell_waiters(operation, report)
 
     def _decide_load(self, operation: LoadOperation, report: ReportBuilder) -> None:
         """The ranks agreed: publish what landed, or remember that it is missing; tell who waits."""
@@ -642,11 +647,14 @@ class UnifiedCacheLinkerWrapper:
             self.counters.offloads_failed += 1
             report.num_offloads_failed += 1
 
-    def _retire(self, operation: Operation) -> None:
+    def _retire(self, operation: Operation, report: ReportBuilder) -> None:
         """No rank touches the slots any more: the operation is over."""
         del self._operations[operation.op]
-        if isinstance(operation, LoadOperation) and operation.mode is LoadMode.STAGED:
-            self._room.give_back(operation.end - operation.start)
+        if isinstance(operation, LoadOperation):
+            if operation.mode is LoadMode.STAGED:
+                self._room.give_back(operation.end - operation.start)
+            # Who came after the verdict waits for the room.
+            self._tell_waiters(operation, report)
         self._give_back(operation)
 
     def _give_back(self, operation: Operation) -> None:
@@ -659,15 +667,37 @@ class UnifiedCacheLinkerWrapper:
                 self._transfers.abort(operation.transfers, None, operation.end)
         self._tree.dec_lock_ref(operation.receipt.to_dec_params())
 
-    def _write_off(self, operation: Operation) -> None:
+    def _write_off(self, operations: Sequence[Operation], report: ReportBuilder) -> None:
         """Some rank never let go: nobody gets these slots before `reset`.
 
-        The lock stays for the same reason, and so does the room that a load takes.
+        The locks stay for the same reason, and so does the room that staged loads take. Which ranks
+        it were is asked of all of them: one more collective, of the steps in which this happens.
         """
-        del self._operations[operation.op]
-        self._written_off.append(operation)
-        if isinstance(operation, LoadOperation):
+        busy = sum(
+            1 << place for place, operation in enumerate(operations) if not operation.local_quiesced
+        )
+        self._written_off.add(operations, self._frames.gather(busy))
+        for operation in operations:
+            del self._operations[operation.op]
             self.counters.slots_written_off += operation.num_slots
+            self.counters.last_error = (
+                f"operation {operation.op}: {operation.num_slots} slots written off, "
+                f"not let go of by ranks {list(self._written_off.ranks_of(operation))}"
+            )
+            if isinstance(operation, LoadOperation):
+                self._tell_waiters(operation, report)
+        if self._written_off.too_many and not self._given_up:
+            self._give_up(report)
+
+    def _give_up(self, report: ReportBuilder) -> None:
+        """Go on without a store: fail what is pending, and only wait for its end."""
+        report.detached = self._given_up = True
+        for operation in list(self._operations.values()):
+            self._decide(operation, Verdict.FAILED, report)
+        report.ready.extend(lookup.request_id for lookup in self._requests.lookups)
+        self._requests.clear()
+        self._due.clear()
+        self._tree.detach_linker()
 
     # -- the end of things -------------------------------------------------------------------------
 
