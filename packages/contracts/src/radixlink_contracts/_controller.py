@@ -22,6 +22,7 @@ from radixlink_contracts._linker import LoadMode
 if TYPE_CHECKING:
     from radixlink_contracts._engine import RequestKV
     from radixlink_contracts._evict import EvictParams, EvictResult
+    from radixlink_contracts._explain import Explanation, Holders
     from radixlink_contracts._ids import BatchIndex, OperationId, RequestId
     from radixlink_contracts._insert import InsertParams, InsertResult
     from radixlink_contracts._linker import UnifiedCacheLinker
@@ -309,10 +310,27 @@ class LinkedPrefixCache(PrefixCache, Protocol):
         """
         ...
 
+    def explain(self, request_id: RequestId) -> Explanation | None:
+        """Why a request's hit was what it was, by page, pool and rank, as far as this rank knows it.
 
-class ExplainingPrefixCache(LinkedPrefixCache, Protocol):
-    """The calls of explanation (provisional)."""
+        When: any time; nothing is kept or formatted for it beyond what an engine's calls leave behind anyway.
+        Mutates: nothing.
 
-    def explain(self, request_id: RequestId) -> str:
-        """Why the request's hit was what it was, by page, pool and rank."""
+        Returns:
+            None for a request that is not remembered, so also without a linker.
+
+        Ranks: local; each says what it knows.
+        Cost: O(operations + pages of the request's lookup).
+        """
+        ...
+
+    def holders(self) -> Holders:
+        """Who holds a lock, a slot or an operation.
+
+        When: any time.
+        Mutates: nothing.
+
+        Ranks: local; but for each operation's own columns all ranks say the same.
+        Cost: O(operations + locks).
+        """
         ...

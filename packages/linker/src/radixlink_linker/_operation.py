@@ -21,6 +21,8 @@ from typing import TYPE_CHECKING
 from radixlink_contracts import LoadMode, Outcome
 
 if TYPE_CHECKING:
+    import torch
+
     from radixlink_contracts import (
         IncLockRefResult,
         OperationId,
@@ -87,8 +89,11 @@ class Operation:
         self.local_verdict = Verdict.PENDING
         self.local_quiesced = False
         self.verdict = Verdict.PENDING
-        #: The step of the agreed verdict.
+        #: The steps of its minting and of the agreed verdict.
+        self.minted_step = 0
         self.decided_step = 0
+        #: Why this rank failed, for people.
+        self.why = ""
 
     @property
     def slots(self) -> dict[PoolName, int]:
@@ -104,8 +109,13 @@ class Operation:
         """Those of all pools."""
         return sum(self.slots.values())
 
-    def note(self, outcome: Outcome, *, quiesced: bool) -> bool:
+    def note(self, outcome: Outcome, *, quiesced: bool, why: str = "") -> bool:
         """Take in what this rank's backend says.
+
+        Args:
+            outcome: How this rank's part ended.
+            quiesced: It touches the slots no more.
+            why: What went wrong, for people.
 
         Returns:
             False when the verdict was given before, so that only the quiescence counts.
@@ -113,13 +123,15 @@ class Operation:
         first = self.local_verdict is Verdict.PENDING
         if first:
             self.local_verdict = Verdict.DONE if outcome is Outcome.LANDED else Verdict.FAILED
+            self.why = why
         self.local_quiesced = self.local_quiesced or quiesced
         return first
 
-    def give_up(self) -> None:
-        """This rank's deadline passed: failed, and not quiesced by that."""
+    def give_up(self, why: str = "") -> None:
+        """This rank waits no longer: failed, and not quiesced by that."""
         if self.local_verdict is Verdict.PENDING:
             self.local_verdict = Verdict.FAILED
+            self.why = why
 
     def decide(self, verdict: Verdict, step: int) -> None:
         """Take in the agreed verdict: it is final, and backends stop."""
@@ -175,6 +187,13 @@ class LoadOperation(Operation):
         self.waiters: list[RequestId] = []
         #: What COMMIT has to free, held until every rank is quiesced.
         self.surplus: list[CacheAction] = []
+
+    @property
+    def full_slots(self) -> torch.Tensor:
+        """Its slots of full attention. Shape: (tokens of the load,) int64."""
+        slots = self.transfers[0].device_indices
+        assert slots is not None, "a load has slots"
+        return slots
 
     def covers(self, key: RadixKey, start: int, page_size: int) -> bool:
         """True when this load brings the page at token `start` of a key.

@@ -195,7 +195,7 @@ class StoreLinker(UnifiedCacheLinker):
         self, request_id: RequestId, transfers: Sequence[PoolTransfer]
     ) -> PoolTransferResult:
         """Ask the stores which prefixes they hold; see `UnifiedCacheLinker.lookup`."""
-        return PoolTransferResult(restorable_prefix_pages=self._stores.restorable(transfers))
+        return self._stores.restorable(transfers)
 
     @override
     def load(
@@ -349,14 +349,14 @@ class StoreLinker(UnifiedCacheLinker):
                 if job.ticket.decided and not job.copying:
                     self._tell(job, Outcome.FAILED, quiesced=True)
 
-    def _tell(self, job: Job, outcome: Outcome, *, quiesced: bool) -> None:
+    def _tell(self, job: Job, outcome: Outcome, *, quiesced: bool, why: str = "") -> None:
         """Say how an operation ended, unless its end was told or nobody wants to know it."""
         with self._changed:
             if not job.over:
                 job.over = quiesced
                 load = job.direction == "load"
                 (self._completed_loads if load else self._completed_offloads).append(
-                    Completion(op=job.ticket.op, outcome=outcome, quiesced=quiesced)
+                    Completion(op=job.ticket.op, outcome=outcome, quiesced=quiesced, why=why)
                 )
 
     def _wake(self) -> None:
@@ -461,9 +461,10 @@ class StoreLinker(UnifiedCacheLinker):
 
     def _fail(self, job: Job, raised: Exception) -> None:
         """A job did not come through, and touches its slots no more."""
+        why = f"{type(raised).__name__}: {raised}"
         with self._changed:
-            self._last_error = f"operation {job.ticket.op}: {type(raised).__name__}: {raised}"
-        self._tell(job, Outcome.FAILED, quiesced=True)
+            self._last_error = f"operation {job.ticket.op}: {why}"
+        self._tell(job, Outcome.FAILED, quiesced=True, why=why)
 
     def _load(self, job: Job) -> None:
         """Bring all pages of a load to the device.
@@ -517,7 +518,7 @@ class StoreLinker(UnifiedCacheLinker):
             fence = start()
             in_time = fence.wait(self._settings.copy_timeout_s)
             if not in_time:
-                self._tell(job, Outcome.FAILED, quiesced=False)
+                self._tell(job, Outcome.FAILED, quiesced=False, why="a copy is late")
                 while not fence.wait(self._settings.copy_timeout_s):
                     pass
         finally:

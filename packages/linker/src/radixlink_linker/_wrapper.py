@@ -19,7 +19,7 @@ Rules of the file:
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, assert_never
+from typing import TYPE_CHECKING, Final
 
 import attrs
 
@@ -27,9 +27,9 @@ from radixlink_contracts import (
     NOTHING_HAPPENED,
     ComponentType,
     ExternalMatch,
+    HitCause,
+    Holders,
     IncLockRefParams,
-    InsertOrigin,
-    InsertParams,
     LoadAdmitted,
     LoadMiss,
     LoadMode,
@@ -38,35 +38,29 @@ from radixlink_contracts import (
     Outcome,
     PoolName,
     StepReport,
-)
-from radixlink_contracts.actions import (
-    BackupKV,
-    FreeDeviceKV,
-    FreeDeviceKVFullOnly,
-    FreeMambaSlots,
-    FreeSWA,
-    MoveSWA,
+    WrittenOff,
 )
 from radixlink_contracts.errors import ContractError, StaleHandleError
+from radixlink_linker._commit import commit_load
 from radixlink_linker._component_transfers import ComponentTransfers
 from radixlink_linker._counters import LinkerCounters
+from radixlink_linker._explain import explanation_of, locks_of, status_of
 from radixlink_linker._frame import Agenda, FrameKind
 from radixlink_linker._operation import LoadOperation, OffloadOperation, Verdict
 from radixlink_linker._report import ReportBuilder
-from radixlink_linker._requests import RequestTable
+from radixlink_linker._requests import FailedLoad, RequestTable
 from radixlink_linker._staging_room import StagingRoom
 from radixlink_linker._write_offs import WriteOffs
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    import torch
-
     from radixlink_contracts import (
         BatchIndex,
         Clock,
         Completion,
         Executor,
+        Explanation,
         LinkedTreeCore,
         LinkerComponent,
         LoadBack,
@@ -92,6 +86,17 @@ _POOL_OF: Final = {
     ComponentType.FULL: PoolName.KV,
     ComponentType.SWA: PoolName.SWA,
     ComponentType.MAMBA: PoolName.MAMBA,
+}
+
+_EXTERNAL_OF: Final = {
+    HitCause.OWN_LOAD: ExternalMatch.UNKNOWN,
+    HitCause.OTHER_LOAD: ExternalMatch.UNKNOWN,
+    HitCause.ASKED: ExternalMatch.UNKNOWN,
+    HitCause.FAILED_LATELY: ExternalMatch.MISS,
+    HitCause.LOAD_FAILED: ExternalMatch.MISS,
+    HitCause.PREFIX_SHRANK: ExternalMatch.MISS,
+    HitCause.NOT_STORED: ExternalMatch.MISS,
+    HitCause.RESTORABLE: ExternalMatch.HIT,
 }
 
 
@@ -141,7 +146,9 @@ class UnifiedCacheLinkerWrapper:
         #: What loads hold.
         self._room = StagingRoom(tree, slots.sizes, settings.staged_percent)
         kinds = [component.component_type for component in components]
-        sizes = {_POOL_OF[kind]: size for kind, size in zip(kinds, slots.sizes, strict=True)}
+        #: The pools that components' transfers name, in their order.
+        self._pools = tuple(_POOL_OF[kind] for kind in kinds)
+        sizes = dict(zip(self._pools, slots.sizes, strict=True))
         #: Operations whose slots some rank never let go of.
         self._written_off = WriteOffs(sizes, settings.written_off_percent)
         #: There are too many of those: no store any more; what is left only ends. Replicated.
@@ -183,28 +190,52 @@ class UnifiedCacheLinkerWrapper:
         if self._given_up:
             return device
         start = device.device_prefix_len
+        cause, operation = self._cause(key, request_id, device)
+        hit_length = 0
+        request = self._requests.get(request_id)
+        if request is not None:
+            if cause is HitCause.RESTORABLE:
+                assert request.lookup is not None, "an answer is what it is restorable by"
+                hit_length = self._hit_end(request.lookup) - start
+            request.cause, request.device_len, request.hit_len = cause, start, hit_length
+            request.waiting_on = operation
+        if cause is HitCause.NOTHING_MISSING:
+            return device
+        return attrs.evolve(
+            device,
+            external=_EXTERNAL_OF[cause],
+            host_hit_length=hit_length,
+            waiting_on=operation,
+        )
+
+    def _cause(
+        self, key: RadixKey, request_id: RequestId, device: MatchResult
+    ) -> tuple[HitCause, OperationId | None]:
+        """What a match has to say, and the operation that it waits for."""
+        start = device.device_prefix_len
         request = self._requests.get(request_id)
         if request is not None and request.load is not None:
-            return _answer(device, ExternalMatch.UNKNOWN, waiting_on=request.load.op)
+            return HitCause.OWN_LOAD, request.load.op
         if len(key) - start < self._tree.page_size:
-            return device
+            return HitCause.NOTHING_MISSING, None
         other = self._load_of(key, start)
         if other is not None:
             self._wait_for(other, request_id)
-            return _answer(device, ExternalMatch.UNKNOWN, waiting_on=other.op)
+            return HitCause.OTHER_LOAD, other.op
         if self._requests.is_missing(key, start):
-            return _answer(device, ExternalMatch.MISS)
+            return HitCause.FAILED_LATELY, None
         if request is None or request.num_tokens != len(key):
             self._ask(key, request_id, device)
-            return _answer(device, ExternalMatch.UNKNOWN)
+            return HitCause.ASKED, None
         if request.lookup is None:
-            return _answer(device, ExternalMatch.MISS)
+            return HitCause.LOAD_FAILED, None
         if not request.answered:
-            return _answer(device, ExternalMatch.UNKNOWN)
-        hit_end = self._hit_end(request.lookup)
-        if start < request.lookup.start or hit_end <= start:
-            return _answer(device, ExternalMatch.MISS)
-        return _answer(device, ExternalMatch.HIT, host_hit_length=hit_end - start)
+            return HitCause.ASKED, None
+        if start < request.lookup.start:
+            return HitCause.PREFIX_SHRANK, None
+        if self._hit_end(request.lookup) <= start:
+            return HitCause.NOT_STORED, None
+        return HitCause.RESTORABLE, None
 
     def _ask(self, key: RadixKey, request_id: RequestId, device: MatchResult) -> None:
         """Submit the lookup of a request."""
@@ -223,13 +254,15 @@ class UnifiedCacheLinkerWrapper:
             if transfers is None:
                 lookup.fail("a component takes no part")
                 return
-            answer = self.linker.lookup(lookup.request_id, transfers).restorable_prefix_pages
+            result = self.linker.lookup(lookup.request_id, transfers)
         except Exception as error:  # noqa: BLE001 -- whatever a backend raises is this rank's miss
             lookup.fail(repr(error))
             return
-        if len(answer) != lookup.num_pages:
-            lookup.fail(f"expected an answer for {lookup.num_pages} pages, got {len(answer)}")
+        answer, asked = result.restorable_prefix_pages, lookup.num_pages
+        if {len(answer), *map(len, result.found.values())} != {asked}:
+            lookup.fail(f"expected an answer for {asked} pages, got {len(answer)}")
             return
+        lookup.asked, lookup.found = tuple(transfers), result.found
         lookup.answer = answer
 
     def _hit_end(self, lookup: Lookup) -> int:
@@ -261,6 +294,14 @@ class UnifiedCacheLinkerWrapper:
 
     def load_back(self, request: RequestKV, mode: LoadMode) -> LoadBack:
         """Queue the load of what a HIT promised; see `PrefixCache.init_load_back`."""
+        answer = self._load_back(request, mode)
+        entry = self._requests.get(request.request_id)
+        if entry is not None and isinstance(answer, LoadMiss):
+            entry.load_miss = answer.reason
+        return answer
+
+    def _load_back(self, request: RequestKV, mode: LoadMode) -> LoadBack:
+        """Answer without a note of it."""
         self._frames.check()
         if self._given_up:
             return LoadMiss(reason="the linker was given up: too many slots are written off")
@@ -325,6 +366,7 @@ class UnifiedCacheLinkerWrapper:
             end=end,
             transfers=transfers,
         )
+        operation.minted_step = self._step
         self._operations[operation.op] = operation
         if mode is LoadMode.STAGED:
             self._room.take(end - start)
@@ -334,12 +376,12 @@ class UnifiedCacheLinkerWrapper:
             accepted = self.linker.load(operation.ticket, transfers, mode)
         except Exception as error:  # noqa: BLE001 -- whatever a backend raises is this rank's verdict
             self._count_error(error)
-            accepted = False
+            accepted, operation.why = False, repr(error)
         if not accepted:
-            operation.note(Outcome.FAILED, quiesced=True)
+            operation.note(Outcome.FAILED, quiesced=True, why=operation.why or "it was refused")
         self._transfers.prepare(transfers, request, end)
         if operation.running is not None:
-            operation.running.repoint(start, _full_slots(operation))
+            operation.running.repoint(start, operation.full_slots)
         return _queued(operation)
 
     def _wait_for_room(self, request_id: RequestId) -> LoadBack:
@@ -369,10 +411,10 @@ class UnifiedCacheLinkerWrapper:
         except Exception as error:  # noqa: BLE001 -- whatever a backend raises is this rank's verdict
             self._count_error(error)
             for operation in queued:
-                self._fail_queued(operation)
+                self._fail_queued(operation, repr(error))
             return None
 
-    def _fail_queued(self, operation: LoadOperation) -> None:
+    def _fail_queued(self, operation: LoadOperation, why: str) -> None:
         """Give a load up on this rank before it moved.
 
         It is quiesced only if the linker says that it had not begun.
@@ -383,7 +425,7 @@ class UnifiedCacheLinkerWrapper:
         except Exception as error:  # noqa: BLE001 -- whatever a backend raises is this rank's verdict
             self._count_error(error)
             cancelled = False
-        operation.note(Outcome.FAILED, quiesced=cancelled)
+        operation.note(Outcome.FAILED, quiesced=cancelled, why=why)
 
     # -- offload -----------------------------------------------------------------------------------
 
@@ -422,6 +464,7 @@ class UnifiedCacheLinkerWrapper:
         receipt = self._tree.inc_lock_ref(IncLockRefParams(node_id=node_id))
         deadline = self._clock.now() + self._settings.transfer_timeout_s
         operation = OffloadOperation(self._frames.mint(), receipt, deadline, transfers)
+        operation.minted_step = self._step
         self._operations[operation.op] = operation
         self._tree.mark_offload_pending(node_id, operation.op)
         try:
@@ -475,7 +518,7 @@ class UnifiedCacheLinkerWrapper:
         now = self._clock.now()
         self._read_local_facts(now)
         for operation in running:
-            operation.give_up()
+            operation.give_up("not all layers had come when its batch was launched and waited for")
         report = ReportBuilder()
         agenda = Agenda(operations=running, asking=(), masks=())
         self._exchange(FrameKind.LAUNCH, agenda, now, report)
@@ -532,13 +575,13 @@ class UnifiedCacheLinkerWrapper:
             self._count_error(error)
         for operation in self._operations.values():
             if now >= operation.deadline:
-                operation.give_up()
+                operation.give_up("its deadline passed")
 
     def _note(self, completion: Completion) -> None:
         """Take in one completion; one of an operation that is over says nothing."""
         operation = self._operations.get(completion.op)
         if operation is None or not operation.note(
-            completion.outcome, quiesced=completion.quiesced
+            completion.outcome, quiesced=completion.quiesced, why=completion.why
         ):
             self.counters.late_completions += 1
 
@@ -579,7 +622,7 @@ class UnifiedCacheLinkerWrapper:
             self.counters.loads_failed += 1
             if operation.queued:
                 # No start call need come any more.
-                self._fail_queued(operation)
+                self._fail_queued(operation, "it was not started")
             if not operation.cancelled:
                 self._requests.mark_missing(operation.key, operation.start, self._step)
         if operation.request_id is not None:
@@ -588,6 +631,14 @@ class UnifiedCacheLinkerWrapper:
             entry.load = operation.running = None
             if not landed:
                 entry.lookup = None
+                entry.failures.append(
+                    FailedLoad(
+                        op=operation.op,
+                        step=self._step,
+                        here=operation.local_verdict is Verdict.FAILED,
+                        why=operation.why,
+                    )
+                )
         self._tell_waiters(operation, report)
 
     def _tell_waiters(self, operation: LoadOperation, report: ReportBuilder) -> None:
@@ -596,44 +647,10 @@ class UnifiedCacheLinkerWrapper:
         operation.waiters.clear()
 
     def _commit(self, operation: LoadOperation) -> None:
-        """Publish a load: insert what landed and move its lock to the new end."""
-        full = _full_slots(operation)
-        start, end, key = operation.start, operation.end, operation.key
-        anchor = operation.receipt
-        floors, state = self._transfers.brought(operation.transfers, end)
-        result = self._tree.insert(
-            InsertParams(
-                key=attrs.evolve(key, token_ids=key.token_ids[:end]),
-                value=_joined(self._tree.path_indices(anchor.node_id), full),
-                prev_prefix_len=start,
-                origin=InsertOrigin.RESTORED,
-                track_adopted_ranges=True,
-                component_evicted_seqlens=floors,
-                mamba_value=state,
-            )
-        )
-        offloads: list[NodeId] = []
-        for action in result.cache_actions:
-            match action:
-                case BackupKV(node_ids=node_ids):
-                    offloads.extend(node_ids)
-                case MoveSWA():
-                    self._slots.apply((action,))
-                case FreeDeviceKV() | FreeDeviceKVFullOnly() | FreeSWA() | FreeMambaSlots():
-                    operation.surplus.append(action)
-                case _:
-                    assert_never(action)
-        if state is not None and result.mamba_exist:
-            operation.surplus.append(FreeMambaSlots(slots=(state,)))
-        self._transfers.commit(operation.transfers, end, result)
-        if operation.running is not None and operation.surplus:
-            canonical = self._tree.path_indices(result.last_device_node)
-            operation.running.repoint(start, canonical[start:end])
-        receipt = self._tree.inc_lock_ref(IncLockRefParams(node_id=result.last_device_node))
-        self._tree.dec_lock_ref(anchor.to_dec_params())
-        operation.receipt = receipt
+        """Publish a load, for its request if that is there still."""
+        offloads = commit_load(operation, self._tree, self._slots, self._transfers)
         if operation.request_id is not None:
-            self._requests.publish(operation.request_id, result.last_device_node, self._step)
+            self._requests.publish(operation.request_id, operation.receipt.node_id, self._step)
         self.offload(offloads)
 
     def _decide_offload(self, operation: Operation, report: ReportBuilder) -> None:
@@ -699,6 +716,51 @@ class UnifiedCacheLinkerWrapper:
         self._due.clear()
         self._tree.detach_linker()
 
+    # -- for people --------------------------------------------------------------------------------
+
+    def explain(self, request_id: RequestId) -> Explanation | None:
+        """Why a request's hit was what it was; see `LinkedPrefixCache.explain`."""
+        request = self._requests.get(request_id)
+        if request is None:
+            return None
+        waits_for: Operation | None = request.load
+        if waits_for is None and request.waiting_on is not None:
+            waits_for = self._operations.get(request.waiting_on)
+        return explanation_of(
+            request_id,
+            request,
+            page_size=self._tree.page_size,
+            max_loads=self._settings.max_stagings,
+            rank=self._frames.group.rank,
+            num_ranks=self._frames.group.size,
+            step=self._step,
+            waits_for=waits_for,
+        )
+
+    def holders(self) -> Holders:
+        """Who holds a lock, a slot or an operation; see `LinkedPrefixCache.holders`."""
+        return Holders(
+            operations=tuple(
+                status_of(operation, self._step) for operation in self._operations.values()
+            ),
+            written_off=tuple(
+                WrittenOff(
+                    operation=status_of(operation, self._step),
+                    ranks=self._written_off.ranks_of(operation),
+                )
+                for operation in self._written_off
+            ),
+            locks=locks_of(
+                self._tree.receipts(),
+                (*self._operations.values(), *self._written_off),
+                self._requests.published(),
+            ),
+            due_offloads=tuple(self._due),
+            lookups=tuple(lookup.request_id for lookup in self._requests.lookups),
+            staged=dict(zip(self._pools, self._room.held, strict=True)),
+            num_retired=self._slots.num_retired,
+        )
+
     # -- the end of things -------------------------------------------------------------------------
 
     def release_request(self, request_id: RequestId) -> None:
@@ -711,7 +773,7 @@ class UnifiedCacheLinkerWrapper:
         waited_for = any(waiter in self._requests for waiter in operation.waiters)
         if operation.queued and not waited_for:
             operation.cancelled = True
-            self._fail_queued(operation)
+            self._fail_queued(operation, "it was cancelled")
 
     def drop_everything(self) -> None:
         """End every operation and forget every request, without a frame.
@@ -741,39 +803,9 @@ class UnifiedCacheLinkerWrapper:
             self._give_back(operation)
 
 
-def _answer(
-    device: MatchResult,
-    external: ExternalMatch,
-    *,
-    host_hit_length: int = 0,
-    waiting_on: OperationId | None = None,
-) -> MatchResult:
-    """A device match with what is agreed about the rest."""
-    return attrs.evolve(
-        device, external=external, host_hit_length=host_hit_length, waiting_on=waiting_on
-    )
-
-
 def _queued(operation: LoadOperation) -> LoadBack:
     """The answer about a load that is not decided."""
     if operation.mode is LoadMode.STAGED:
         return LoadWaiting(operation_id=operation.op)
     num_tokens = operation.end - operation.start
     return LoadAdmitted(operation_id=operation.op, num_tokens=num_tokens)
-
-
-def _full_slots(operation: LoadOperation) -> torch.Tensor:
-    """The full slots of a load. Shape: (tokens of the load,) int64."""
-    slots = operation.transfers[0].device_indices
-    assert slots is not None, "a load has slots"
-    return slots
-
-
-def _joined(prefix: torch.Tensor, loaded: torch.Tensor) -> torch.Tensor:
-    """Slots of the device prefix, then those of the load. Shape: (n,) int64."""
-    if not len(prefix):
-        return loaded
-    value = prefix.new_empty(len(prefix) + len(loaded))
-    value[: len(prefix)] = prefix
-    value[len(prefix) :] = loaded
-    return value
