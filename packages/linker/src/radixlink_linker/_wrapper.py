@@ -491,6 +491,13 @@ class UnifiedCacheLinkerWrapper:
         agenda = Agenda.of(list(self._operations.values()), self._requests.lookups, self._settings)
         report = ReportBuilder()
         agreed = self._exchange(FrameKind.STEP, agenda, now, report)
+        if not self._given_up:
+            self._follow_lookups(agenda, agreed, report)
+            self._start_offloads()
+        return report.build()
+
+    def _follow_lookups(self, agenda: Agenda, agreed: AgreedFrame, report: ReportBuilder) -> None:
+        """Take in what a frame said of lookups."""
         for lookup, ready in zip(agenda.asking, agreed.ready, strict=True):
             lookup.agreed_ready = ready
         for (lookup, _), words in zip(agenda.masks, agreed.masks, strict=True):
@@ -500,8 +507,6 @@ class UnifiedCacheLinkerWrapper:
                     self.counters.lookup_errors += 1
                     self.counters.last_error = f"lookup of {lookup.request_id}: {lookup.error}"
                 report.ready.append(lookup.request_id)
-        self._start_offloads()
-        return report.build()
 
     def finish_loads(self, batch: BatchIndex | None) -> StepReport:
         """Decide the layer-wise loads that run; see `LinkedPrefixCache.finish_loads`."""
