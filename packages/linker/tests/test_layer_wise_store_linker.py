@@ -767,6 +767,40 @@ def test_reset_waits_for_the_copy_of_a_batch_and_names_the_load() -> None:
 
 
 @pytest.mark.parametrize("what", ["layer-wise load", "staged load", "offload"])
+def test_reset_finds_what_has_just_left_its_queue(
+    what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World()
+    taken = Gate()
+    name = "_run_batch" if what == "layer-wise load" else "_run"
+    run = getattr(world.linker, name)
+
+    def held(work: object) -> None:
+        taken.enter()
+        run(work)
+
+    monkeypatch.setattr(world.linker, name, held)
+    try:
+        world.put(0, 2)
+        if what == "offload":
+            world.offload(8, 10, at=0)
+        else:
+            mode = LoadMode.STAGED if what == "staged load" else LoadMode.LAYER_WISE
+            world.load(0, 2, at=0, mode=mode)
+            world.linker.start_layer_wise_loading()
+        assert taken.reached.wait(10)
+        world.linker.reset()
+        # From here on the slots are somebody else's.
+        taken.open.set()
+        world.idle()
+        assert world.empty(range(NUM_PAGES))
+        assert world.story.of("put") == []
+        assert (world.loads(), world.offloads()) == ([], [])
+    finally:
+        world.end()
+
+
+@pytest.mark.parametrize("what", ["layer-wise load", "staged load", "offload"])
 def test_without_a_thread_nothing_is_kept(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     world = World()
     try:

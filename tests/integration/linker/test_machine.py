@@ -72,6 +72,7 @@ SETTINGS = LinkerSettings(
     miss_steps=3,
     heartbeat_steps=5,
     write_off_steps=8,
+    written_off_percent=100,
     backup_threshold=1,
 )
 

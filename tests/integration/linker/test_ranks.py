@@ -157,7 +157,9 @@ def test_no_slot_goes_back_before_the_slowest_rank_is_quiesced(make_replica: Mak
 
 
 def test_slots_of_a_rank_that_never_lets_go_are_not_handed_out(make_replica: MakeReplica) -> None:
-    replica = make_replica(2, by_hand=True, settings=LinkerSettings(write_off_steps=5))
+    replica = make_replica(
+        2, by_hand=True, settings=LinkerSettings(write_off_steps=5, written_off_percent=100)
+    )
     replica.store(TOKENS)
     operation = replica.queue("a", TOKENS).operation_id
     replica.start()

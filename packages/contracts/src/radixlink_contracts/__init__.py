@@ -18,7 +18,6 @@ from radixlink_contracts._comm import RankGroup
 from radixlink_contracts._component import LinkerComponent
 from radixlink_contracts._controller import (
     NOTHING_HAPPENED,
-    ExplainingPrefixCache,
     LinkedPrefixCache,
     LoadAdmitted,
     LoadBack,
@@ -38,6 +37,18 @@ from radixlink_contracts._device import (
 )
 from radixlink_contracts._engine import PairedAllocator, RequestKV, SlotAllocator, StateAllocator
 from radixlink_contracts._evict import EvictParams, EvictResult
+from radixlink_contracts._explain import (
+    Explanation,
+    HitCause,
+    Holders,
+    LoadFailure,
+    LockHolder,
+    LookupAnswer,
+    OperationKind,
+    OperationStatus,
+    PoolAnswer,
+    WrittenOff,
+)
 from radixlink_contracts._ids import BatchIndex, NodeId, OperationId, RequestId
 from radixlink_contracts._insert import AdoptedRanges, InsertOrigin, InsertParams, InsertResult
 from radixlink_contracts._keys import (
@@ -95,10 +106,12 @@ __all__ = [
     "EvictParams",
     "EvictResult",
     "Executor",
-    "ExplainingPrefixCache",
+    "Explanation",
     "ExternalLinkerLoadPhase",
     "ExternalMatch",
     "Fence",
+    "HitCause",
+    "Holders",
     "IncLockRefParams",
     "IncLockRefResult",
     "InsertOrigin",
@@ -111,14 +124,19 @@ __all__ = [
     "LinkerTransferPhase",
     "LoadAdmitted",
     "LoadBack",
+    "LoadFailure",
     "LoadMiss",
     "LoadMode",
     "LoadWaiting",
+    "LockHolder",
+    "LookupAnswer",
     "MatchPrefixParams",
     "MatchResult",
     "Namespace",
     "NodeId",
     "OperationId",
+    "OperationKind",
+    "OperationStatus",
     "OperationTicket",
     "Outcome",
     "PageBits",
@@ -127,6 +145,7 @@ __all__ = [
     "PageKeys",
     "PageStore",
     "PairedAllocator",
+    "PoolAnswer",
     "PoolGroup",
     "PoolHitPolicy",
     "PoolLayout",
@@ -150,4 +169,5 @@ __all__ = [
     "TreeCore",
     "TreeNodeView",
     "UnifiedCacheLinker",
+    "WrittenOff",
 ]

@@ -22,6 +22,7 @@ from radixlink_contracts._linker import LoadMode
 if TYPE_CHECKING:
     from radixlink_contracts._engine import RequestKV
     from radixlink_contracts._evict import EvictParams, EvictResult
+    from radixlink_contracts._explain import Explanation, Holders
     from radixlink_contracts._ids import BatchIndex, OperationId, RequestId
     from radixlink_contracts._insert import InsertParams, InsertResult
     from radixlink_contracts._linker import UnifiedCacheLinker
@@ -85,6 +86,8 @@ class StepReport:
         ready: Other requests that may match again: their lookup is answered, or what they waited for ended.
         num_offloads_stored: Offloads that every rank confirmed.
         num_offloads_failed: Offloads that some rank did not.
+        detached: Too many slots are held by ranks that never let go of them, so the cache goes on without its store:
+            what was on its way has failed, matches ask no more. `detach` takes the linker off for good.
     """
 
     landed: tuple[RequestId, ...] = ()
@@ -92,6 +95,7 @@ class StepReport:
     ready: tuple[RequestId, ...] = ()
     num_offloads_stored: int = 0
     num_offloads_failed: int = 0
+    detached: bool = False
 
 
 NOTHING_HAPPENED = StepReport()
@@ -309,15 +313,35 @@ class LinkedPrefixCache(PrefixCache, Protocol):
     def detach(self) -> None:
         """Take the linker off: what is outstanding is dropped, the tree stays. Idempotent.
 
+        A request that was admitted and is not decided is as if its load had failed; its slots are free once the batches
+        launched before are processed.
+
         Raises:
             TransferError: A transfer here could not be ended; nothing is given back; call it again.
         """
         ...
 
+    def explain(self, request_id: RequestId) -> Explanation | None:
+        """Why a request's hit was what it was, by page, pool and rank, as far as this rank knows it.
 
-class ExplainingPrefixCache(LinkedPrefixCache, Protocol):
-    """The calls of explanation (provisional)."""
+        When: any time; nothing is kept or formatted for it beyond what an engine's calls leave behind anyway.
+        Mutates: nothing.
 
-    def explain(self, request_id: RequestId) -> str:
-        """Why the request's hit was what it was, by page, pool and rank."""
+        Returns:
+            None for a request that is not remembered, so also without a linker.
+
+        Ranks: local; each says what it knows.
+        Cost: O(operations + pages of the request's lookup).
+        """
+        ...
+
+    def holders(self) -> Holders:
+        """Who holds a lock, a slot or an operation.
+
+        When: any time.
+        Mutates: nothing.
+
+        Ranks: local; but for each operation's own columns all ranks say the same.
+        Cost: O(operations + locks).
+        """
         ...

@@ -34,11 +34,13 @@ class Completion:
         outcome: How it ended. The first one said is the one that counts.
         quiesced: True when this rank touches the operation's slots no more. One that is not is followed by a second
             that is: a deadline may say failed, never quiesced.
+        why: What went wrong, for people; no part of what a completion is equal to.
     """
 
     op: OperationId
     outcome: Outcome
     quiesced: bool
+    why: str = attrs.field(default="", eq=False)
 
 
 class LoadMode(enum.Enum):

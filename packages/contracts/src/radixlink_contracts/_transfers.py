@@ -11,6 +11,8 @@ from radixlink_contracts._pools import PoolHitPolicy, PoolName
 from radixlink_contracts.errors import ContractError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     import torch
 
     from radixlink_contracts._keys import PageKeySource
@@ -73,9 +75,12 @@ class PoolTransferResult:
 
     Attributes:
         restorable_prefix_pages: Bit L-1 is set where a prefix of L pages can be restored on this rank.
+        found: Which of all pages asked for the store holds in each pool, for explanations; may be empty. No part of
+            what a result is equal to.
     """
 
     restorable_prefix_pages: PageBits
+    found: Mapping[PoolName, PageBits] = attrs.field(factory=dict, eq=False)
 
     @classmethod
     def empty(cls, num_pages: int) -> PoolTransferResult:

@@ -269,6 +269,10 @@ class LinkedTreeCore(TreeCore, Protocol):
         """
         ...
 
+    def receipts(self) -> tuple[IncLockRefResult, ...]:
+        """The locks that are out, oldest first."""
+        ...
+
     @property
     def mutation_digest(self) -> int:
         """64 bits that change with the nodes of the tree and are equal on ranks that made the same calls.

@@ -11,11 +11,13 @@ from typing_extensions import override
 
 from radixlink_contracts import (
     NOTHING_HAPPENED,
+    Holders,
     InsertParams,
     InsertResult,
     LinkedPrefixCache,
     LoadMiss,
     LoadMode,
+    LockHolder,
 )
 from radixlink_contracts.errors import ContractError, InvalidTransitionError
 from radixlink_linker._ranks import FrameExchange
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
         EvictParams,
         EvictResult,
         Executor,
+        Explanation,
         IncLockRefParams,
         IncLockRefResult,
         LinkedTreeCore,
@@ -229,6 +232,22 @@ class UnifiedRadixCache(LinkedPrefixCache):
         """Forget a request; see `PrefixCache.release_aborted_request`."""
         if self._wrapper is not None:
             self._wrapper.release_request(request_id)
+
+    @override
+    def explain(self, request_id: RequestId) -> Explanation | None:
+        """Why a request's hit was what it was; see `LinkedPrefixCache.explain`."""
+        return None if self._wrapper is None else self._wrapper.explain(request_id)
+
+    @override
+    def holders(self) -> Holders:
+        """Who holds what; see `LinkedPrefixCache.holders`."""
+        if self._wrapper is not None:
+            return self._wrapper.holders()
+        locks = (
+            LockHolder(receipt_id=receipt.receipt_id, node_id=receipt.node_id)
+            for receipt in self._tree.receipts()
+        )
+        return Holders(locks=tuple(locks), num_retired=self._slots.num_retired)
 
     @override
     def reset(self) -> None:

@@ -14,7 +14,9 @@ from radixlink_contracts import PageBits
 from radixlink_linker._settings import WORD_BITS
 
 if TYPE_CHECKING:
-    from radixlink_contracts import PageKeySource, RadixKey, RequestId
+    from collections.abc import Mapping
+
+    from radixlink_contracts import PageKeySource, PoolName, PoolTransfer, RadixKey, RequestId
 
 
 class Lookup:
@@ -42,6 +44,10 @@ class Lookup:
         self.start = start
         self.keys = keys
         self.deadline = deadline
+        #: What was asked, and which of its pages this rank's store has of each pool, where its
+        #: linker tells: for explanations. Written before `answer`.
+        self.asked: tuple[PoolTransfer, ...] = ()
+        self.found: Mapping[PoolName, PageBits] = {}
         #: What this rank's store said. Written once by an executor's thread, read by the
         #: scheduler's.
         self.answer: PageBits | None = None
@@ -73,6 +79,17 @@ class Lookup:
         """This rank could not ask: a miss. Thread: any, once."""
         self.error = error
         self.answer = PageBits.none(self.num_pages)
+
+    def restorable_in(self, pool: PoolName) -> PageBits:
+        """Which lengths one pool alone would let this rank restore.
+
+        A pool that no transfer names is a sidecar: it needs every page.
+        """
+        found = self.found[pool]
+        for transfer in self.asked:
+            if transfer.name is pool:
+                return transfer.restorable(found)
+        return PageBits((1 << found.leading) - 1, len(found))
 
     def settle(self, now: float) -> bool:
         """Read this rank's own state once, for one frame.

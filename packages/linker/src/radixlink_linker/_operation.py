@@ -21,9 +21,12 @@ from typing import TYPE_CHECKING
 from radixlink_contracts import LoadMode, Outcome
 
 if TYPE_CHECKING:
+    import torch
+
     from radixlink_contracts import (
         IncLockRefResult,
         OperationId,
+        PoolName,
         PoolTransfer,
         RadixKey,
         RequestId,
@@ -63,26 +66,56 @@ class Ticket:
 class Operation:
     """What loads and offloads have in common."""
 
-    def __init__(self, op: OperationId, receipt: IncLockRefResult, deadline: float) -> None:
+    def __init__(
+        self,
+        op: OperationId,
+        receipt: IncLockRefResult,
+        deadline: float,
+        transfers: tuple[PoolTransfer, ...] = (),
+    ) -> None:
         """An operation that all ranks have just minted.
 
         Args:
             op: Its id.
             receipt: The lock that it holds.
             deadline: This rank's own moment to give it up.
+            transfers: One for each component that takes part, in the components' order.
         """
         self.op = op
         self.receipt = receipt
         self.deadline = deadline
+        self.transfers = transfers
         self.ticket = Ticket(op)
         self.local_verdict = Verdict.PENDING
         self.local_quiesced = False
         self.verdict = Verdict.PENDING
-        #: The step of the agreed verdict.
+        #: The steps of its minting and of the agreed verdict.
+        self.minted_step = 0
         self.decided_step = 0
+        #: Why this rank failed, for people.
+        self.why = ""
 
-    def note(self, outcome: Outcome, *, quiesced: bool) -> bool:
+    @property
+    def slots(self) -> dict[PoolName, int]:
+        """How many slots of each pool it moves bytes from or to."""
+        return {
+            transfer.name: len(transfer.device_indices)
+            for transfer in self.transfers
+            if transfer.device_indices is not None
+        }
+
+    @property
+    def num_slots(self) -> int:
+        """Those of all pools."""
+        return sum(self.slots.values())
+
+    def note(self, outcome: Outcome, *, quiesced: bool, why: str = "") -> bool:
         """Take in what this rank's backend says.
+
+        Args:
+            outcome: How this rank's part ended.
+            quiesced: It touches the slots no more.
+            why: What went wrong, for people.
 
         Returns:
             False when the verdict was given before, so that only the quiescence counts.
@@ -90,13 +123,15 @@ class Operation:
         first = self.local_verdict is Verdict.PENDING
         if first:
             self.local_verdict = Verdict.DONE if outcome is Outcome.LANDED else Verdict.FAILED
+            self.why = why
         self.local_quiesced = self.local_quiesced or quiesced
         return first
 
-    def give_up(self) -> None:
-        """This rank's deadline passed: failed, and not quiesced by that."""
+    def give_up(self, why: str = "") -> None:
+        """This rank waits no longer: failed, and not quiesced by that."""
         if self.local_verdict is Verdict.PENDING:
             self.local_verdict = Verdict.FAILED
+            self.why = why
 
     def decide(self, verdict: Verdict, step: int) -> None:
         """Take in the agreed verdict: it is final, and backends stop."""
@@ -134,7 +169,7 @@ class LoadOperation(Operation):
             end: Token behind the last page that is loaded.
             transfers: One for each component, in the components' order.
         """
-        super().__init__(op, receipt, deadline)
+        super().__init__(op, receipt, deadline, transfers)
         #: None once the request is gone.
         self.request_id: RequestId | None = request.request_id
         #: The request that runs meanwhile: with a layer-wise load, until it is gone or decided.
@@ -143,7 +178,6 @@ class LoadOperation(Operation):
         self.key = key
         self.start = start
         self.end = end
-        self.transfers = transfers
         #: True until the engine's start call: a replicated fact.
         self.queued = True
         #: Taken back before it was started, so that it says nothing about its pages: replicated.
@@ -155,10 +189,11 @@ class LoadOperation(Operation):
         self.surplus: list[CacheAction] = []
 
     @property
-    def num_slots(self) -> int:
-        """Slots of all pools that it was given."""
-        indices = (transfer.device_indices for transfer in self.transfers)
-        return sum(len(slots) for slots in indices if slots is not None)
+    def full_slots(self) -> torch.Tensor:
+        """Its slots of full attention. Shape: (tokens of the load,) int64."""
+        slots = self.transfers[0].device_indices
+        assert slots is not None, "a load has slots"
+        return slots
 
     def covers(self, key: RadixKey, start: int, page_size: int) -> bool:
         """True when this load brings the page at token `start` of a key.

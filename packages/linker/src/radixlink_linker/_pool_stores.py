@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from typing_extensions import override
 
-from radixlink_contracts import PageBits, PoolGroup, PoolName
+from radixlink_contracts import PageBits, PoolGroup, PoolName, PoolTransferResult
 from radixlink_contracts.errors import ContractError
 
 if TYPE_CHECKING:
@@ -124,14 +124,11 @@ class PoolStores:
         """The physical transfers of a load or an offload: any part of what there is."""
         return self._group.resolve(transfers, allow_partial=True, allow_missing_kv=True)
 
-    def restorable(self, transfers: Sequence[PoolTransfer]) -> PageBits:
-        """Which prefixes all stores together can restore.
+    def restorable(self, transfers: Sequence[PoolTransfer]) -> PoolTransferResult:
+        """Which prefixes all stores together can restore, and what each pool has for it.
 
         Args:
             transfers: Of a lookup, the one of KV with all pages.
-
-        Returns:
-            Bit L-1 is set where L pages can be restored.
 
         Raises:
             ContractError: KV is not among them.
@@ -143,6 +140,11 @@ class PoolStores:
         keys = kv[0].keys.resolve()
         resolved = self._group.resolve(transfers)
         lengths = PageBits.all(len(keys)) if resolved else PageBits.none(len(keys))
+        found: dict[PoolName, PageBits] = {}
         for pool, transfer in resolved:
-            lengths &= transfer.restorable(self.store_of(pool).contains(keys))
-        return lengths
+            there = self.store_of(pool).contains(keys)
+            lengths &= transfer.restorable(there)
+            # A page of several objects is there when all of them are.
+            before = found.get(pool.name)
+            found[pool.name] = there if before is None else before & there
+        return PoolTransferResult(restorable_prefix_pages=lengths, found=found)

@@ -21,12 +21,14 @@ class ReportBuilder:
     ready: list[RequestId] = attrs.field(factory=list)
     num_offloads_stored: int = 0
     num_offloads_failed: int = 0
+    detached: bool = False
 
     def build(self) -> StepReport:
         """The report; each request is named once."""
         told = {*self.landed, *self.failed}
         ready = [request for request in dict.fromkeys(self.ready) if request not in told]
-        if not (told or ready or self.num_offloads_stored or self.num_offloads_failed):
+        offloads = self.num_offloads_stored or self.num_offloads_failed
+        if not (told or ready or offloads or self.detached):
             return NOTHING_HAPPENED
         return StepReport(
             landed=tuple(self.landed),
@@ -34,4 +36,5 @@ class ReportBuilder:
             ready=tuple(ready),
             num_offloads_stored=self.num_offloads_stored,
             num_offloads_failed=self.num_offloads_failed,
+            detached=self.detached,
         )

@@ -16,12 +16,15 @@ from radixlink_linker._lookup import Lookup
 
 if TYPE_CHECKING:
     from radixlink_contracts import (
+        HitCause,
         IncLockRefResult,
         LinkedTreeCore,
         MatchResult,
         Namespace,
         NodeId,
+        OperationId,
         RadixKey,
+        ReceiptId,
         RequestId,
     )
     from radixlink_linker._operation import LoadOperation
@@ -29,6 +32,23 @@ if TYPE_CHECKING:
 
 _Page: TypeAlias = "tuple[Namespace, int, bytes]"
 """A page by namespace, first token and tokens."""
+
+
+@attrs.frozen(kw_only=True)
+class FailedLoad:
+    """A load that failed.
+
+    Attributes:
+        op: The load.
+        step: Of the verdict.
+        here: This rank had failed.
+        why: What it knows of it.
+    """
+
+    op: OperationId
+    step: int
+    here: bool
+    why: str
 
 
 @attrs.define(kw_only=True, eq=False)
@@ -42,6 +62,13 @@ class Request:
         load: Its own load that is not over.
         num_stagings: Loads that were begun for it.
         published: The lock on what was restored for it.
+        cause: Why its last match said what it said; None before there is one. Like all below, it is
+            for explanations: nothing is decided of it.
+        device_len: Tokens that the device had at that match.
+        hit_len: Tokens beyond those that could be restored.
+        waiting_on: The operation that it was told to wait for.
+        failures: Its loads that failed.
+        load_miss: Why it was not loaded, when it was last refused.
     """
 
     num_tokens: int = 0
@@ -50,6 +77,12 @@ class Request:
     load: LoadOperation | None = None
     num_stagings: int = 0
     published: IncLockRefResult | None = None
+    cause: HitCause | None = None
+    device_len: int = 0
+    hit_len: int = 0
+    waiting_on: OperationId | None = None
+    failures: list[FailedLoad] = attrs.field(factory=list)
+    load_miss: str | None = None
 
 
 class RequestTable:
@@ -144,6 +177,14 @@ class RequestTable:
         request.published = receipt
         until = step + self._settings.publish_lock_steps
         self._publications.append((until, request_id, receipt))
+
+    def published(self) -> dict[ReceiptId, RequestId]:
+        """For whom each lock on something restored is kept."""
+        return {
+            request.published.receipt_id: request_id
+            for request_id, request in self._requests.items()
+            if request.published is not None
+        }
 
     def _unpublish(self, request: Request) -> None:
         """Release the lock on what was restored for a request."""

@@ -28,6 +28,7 @@ class LinkerSettings:
         heartbeat_steps: Every so many steps an idle group exchanges a frame all the same.
         write_off_steps: Steps after a verdict at which slots that are still not quiesced are given
             up until `reset`.
+        written_off_percent: How much of a pool may be given up so before the linker is.
         backup_threshold: Uses of a node before it is offered to the store.
         step_timeout_s: Seconds in which every rank must have entered a frame: an engine's watchdog.
         lookup_timeout_s: Seconds after which a lookup counts as a miss.
@@ -43,6 +44,7 @@ class LinkerSettings:
     miss_steps: int = 64
     heartbeat_steps: int = 64
     write_off_steps: int = 1024
+    written_off_percent: int = 5
     backup_threshold: int = 1
     step_timeout_s: float = 300.0
     lookup_timeout_s: float = 5.0
@@ -59,6 +61,7 @@ class LinkerSettings:
             ("miss_steps", 0, 1 << 30),
             ("heartbeat_steps", 1, 1 << 30),
             ("write_off_steps", 1, 1 << 30),
+            ("written_off_percent", 0, 100),
             ("backup_threshold", 1, 1 << 30),
             ("step_timeout_s", 1e-3, 1e6),
             ("lookup_timeout_s", 0.0, 1e6),

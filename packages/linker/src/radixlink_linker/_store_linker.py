@@ -195,7 +195,7 @@ class StoreLinker(UnifiedCacheLinker):
         self, request_id: RequestId, transfers: Sequence[PoolTransfer]
     ) -> PoolTransferResult:
         """Ask the stores which prefixes they hold; see `UnifiedCacheLinker.lookup`."""
-        return PoolTransferResult(restorable_prefix_pages=self._stores.restorable(transfers))
+        return self._stores.restorable(transfers)
 
     @override
     def load(
@@ -349,14 +349,14 @@ class StoreLinker(UnifiedCacheLinker):
                 if job.ticket.decided and not job.copying:
                     self._tell(job, Outcome.FAILED, quiesced=True)
 
-    def _tell(self, job: Job, outcome: Outcome, *, quiesced: bool) -> None:
+    def _tell(self, job: Job, outcome: Outcome, *, quiesced: bool, why: str = "") -> None:
         """Say how an operation ended, unless its end was told or nobody wants to know it."""
         with self._changed:
             if not job.over:
                 job.over = quiesced
                 load = job.direction == "load"
                 (self._completed_loads if load else self._completed_offloads).append(
-                    Completion(op=job.ticket.op, outcome=outcome, quiesced=quiesced)
+                    Completion(op=job.ticket.op, outcome=outcome, quiesced=quiesced, why=why)
                 )
 
     def _wake(self) -> None:
@@ -382,12 +382,14 @@ class StoreLinker(UnifiedCacheLinker):
                 )
                 if self._closed:
                     return
-                waiting = bool(self._batches)
-                job = None if waiting else (self._loads or self._offloads).popleft()
+                job = None if self._batches else (self._loads or self._offloads).popleft()
+                if job is not None:
+                    self._running = (job,)
             if job is None:
                 self._serve_forwards()
             else:
-                self._run(job)
+                with self._then_at(()):
+                    self._run(job)
             # Nothing of it is kept while there is nothing to do.
             del job
 
@@ -398,50 +400,49 @@ class StoreLinker(UnifiedCacheLinker):
                 if not self._batches or self._closed:
                     return
                 batch = self._batches.popleft()
-            self._run_batch(batch)
+                before = self._running
+                # What leaves a queue runs, with nothing between: whoever resets must find it.
+                self._running = (*before, *batch.jobs)
+            with self._then_at(before):
+                self._run_batch(batch)
             del batch
 
     def _run(self, job: Job) -> None:
         """Run one job and say how it ended."""
-        with self._working_at((job,)):
-            try:
-                if job.direction == "load":
-                    self._load(job)
-                else:
-                    self._offload(job)
-            except Exception as raised:  # noqa: BLE001 -- a failure is a value; its text is kept, no traceback
-                self._fail(job, raised)
+        try:
+            if job.direction == "load":
+                self._load(job)
             else:
-                self._tell(job, Outcome.LANDED, quiesced=True)
+                self._offload(job)
+        except Exception as raised:  # noqa: BLE001 -- a failure is a value; its text is kept, no traceback
+            self._fail(job, raised)
+        else:
+            self._tell(job, Outcome.LANDED, quiesced=True)
 
     def _run_batch(self, batch: LayerWiseBatch) -> None:
         """Bring the layers of all loads of a batch, one layer after the other."""
-        with self._working_at(batch.jobs):
-            open_loads: dict[Job, list[OpenRun]] = {}
-            for job in batch.jobs:
+        open_loads: dict[Job, list[OpenRun]] = {}
+        for job in batch.jobs:
+            with self._failing_alone(job, open_loads):
+                self._ask(job)
+                open_loads[job] = list(self._mover.open(job))
+        last = self._stores.num_layers - 1
+        for layer in range(last + 1):
+            for job, runs in list(open_loads.items()):
                 with self._failing_alone(job, open_loads):
-                    self._ask(job)
-                    open_loads[job] = list(self._mover.open(job))
-            last = self._stores.num_layers - 1
-            for layer in range(last + 1):
-                for job, runs in list(open_loads.items()):
-                    with self._failing_alone(job, open_loads):
-                        for run in runs:
-                            for layer_range in run.ranges_of(layer):
-                                self._mover.load(job, run, layer_range)
-                if layer == last:
-                    # Who waits for the last layer asks next how each load ended.
-                    for job, runs in open_loads.items():
-                        self._count_loaded(runs)
-                        self._tell(job, Outcome.LANDED, quiesced=True)
-                self._counter.complete(batch.index, layer)
+                    for run in runs:
+                        for layer_range in run.ranges_of(layer):
+                            self._mover.load(job, run, layer_range)
+            if layer == last:
+                # Who waits for the last layer asks next how each load ended.
+                for job, runs in open_loads.items():
+                    self._count_loaded(runs)
+                    self._tell(job, Outcome.LANDED, quiesced=True)
+            self._counter.complete(batch.index, layer)
 
     @contextmanager
-    def _working_at(self, jobs: tuple[Job, ...]) -> Iterator[None]:
-        """These jobs run meanwhile, and what ran before waits."""
-        with self._changed:
-            before = self._running
-            self._running = (*before, *jobs)
+    def _then_at(self, before: tuple[Job, ...]) -> Iterator[None]:
+        """What ran before runs again afterwards."""
         try:
             yield
         finally:
@@ -460,9 +461,10 @@ class StoreLinker(UnifiedCacheLinker):
 
     def _fail(self, job: Job, raised: Exception) -> None:
         """A job did not come through, and touches its slots no more."""
+        why = f"{type(raised).__name__}: {raised}"
         with self._changed:
-            self._last_error = f"operation {job.ticket.op}: {type(raised).__name__}: {raised}"
-        self._tell(job, Outcome.FAILED, quiesced=True)
+            self._last_error = f"operation {job.ticket.op}: {why}"
+        self._tell(job, Outcome.FAILED, quiesced=True, why=why)
 
     def _load(self, job: Job) -> None:
         """Bring all pages of a load to the device.
@@ -516,7 +518,7 @@ class StoreLinker(UnifiedCacheLinker):
             fence = start()
             in_time = fence.wait(self._settings.copy_timeout_s)
             if not in_time:
-                self._tell(job, Outcome.FAILED, quiesced=False)
+                self._tell(job, Outcome.FAILED, quiesced=False, why="a copy is late")
                 while not fence.wait(self._settings.copy_timeout_s):
                     pass
         finally:

@@ -19,7 +19,7 @@ Rules of the file:
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, assert_never
+from typing import TYPE_CHECKING, Final
 
 import attrs
 
@@ -27,9 +27,9 @@ from radixlink_contracts import (
     NOTHING_HAPPENED,
     ComponentType,
     ExternalMatch,
+    HitCause,
+    Holders,
     IncLockRefParams,
-    InsertOrigin,
-    InsertParams,
     LoadAdmitted,
     LoadMiss,
     LoadMode,
@@ -38,34 +38,29 @@ from radixlink_contracts import (
     Outcome,
     PoolName,
     StepReport,
-)
-from radixlink_contracts.actions import (
-    BackupKV,
-    FreeDeviceKV,
-    FreeDeviceKVFullOnly,
-    FreeMambaSlots,
-    FreeSWA,
-    MoveSWA,
+    WrittenOff,
 )
 from radixlink_contracts.errors import ContractError, StaleHandleError
+from radixlink_linker._commit import commit_load
 from radixlink_linker._component_transfers import ComponentTransfers
 from radixlink_linker._counters import LinkerCounters
+from radixlink_linker._explain import explanation_of, locks_of, status_of
 from radixlink_linker._frame import Agenda, FrameKind
 from radixlink_linker._operation import LoadOperation, OffloadOperation, Verdict
 from radixlink_linker._report import ReportBuilder
-from radixlink_linker._requests import RequestTable
+from radixlink_linker._requests import FailedLoad, RequestTable
 from radixlink_linker._staging_room import StagingRoom
+from radixlink_linker._write_offs import WriteOffs
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    import torch
 
     from radixlink_contracts import (
         BatchIndex,
         Clock,
         Completion,
         Executor,
+        Explanation,
         LinkedTreeCore,
         LinkerComponent,
         LoadBack,
@@ -91,6 +86,17 @@ _POOL_OF: Final = {
     ComponentType.FULL: PoolName.KV,
     ComponentType.SWA: PoolName.SWA,
     ComponentType.MAMBA: PoolName.MAMBA,
+}
+
+_EXTERNAL_OF: Final = {
+    HitCause.OWN_LOAD: ExternalMatch.UNKNOWN,
+    HitCause.OTHER_LOAD: ExternalMatch.UNKNOWN,
+    HitCause.ASKED: ExternalMatch.UNKNOWN,
+    HitCause.FAILED_LATELY: ExternalMatch.MISS,
+    HitCause.LOAD_FAILED: ExternalMatch.MISS,
+    HitCause.PREFIX_SHRANK: ExternalMatch.MISS,
+    HitCause.NOT_STORED: ExternalMatch.MISS,
+    HitCause.RESTORABLE: ExternalMatch.HIT,
 }
 
 
@@ -139,9 +145,14 @@ class UnifiedCacheLinkerWrapper:
         self._due: dict[NodeId, None] = {}
         #: What loads hold.
         self._room = StagingRoom(tree, slots.sizes, settings.staged_percent)
-        #: Operations whose slots some rank never let go of.
-        self._written_off: list[Operation] = []
         kinds = [component.component_type for component in components]
+        #: The pools that components' transfers name, in their order.
+        self._pools = tuple(_POOL_OF[kind] for kind in kinds)
+        sizes = dict(zip(self._pools, slots.sizes, strict=True))
+        #: Operations whose slots some rank never let go of.
+        self._written_off = WriteOffs(sizes, settings.written_off_percent)
+        #: There are too many of those: no store any more; what is left only ends. Replicated.
+        self._given_up = False
         #: Loads may be layer-wise. A state is one object of all its layers, so a tree with states
         #: has none; otherwise a replicated fact, since attaching compares it.
         self._offers_layer_wise = (
@@ -177,29 +188,55 @@ class UnifiedCacheLinkerWrapper:
         gives the same answer.
         """
         self._frames.check()
+        if self._given_up:
+            return device
+        start = device.device_prefix_len
+        cause, operation = self._cause(key, request_id, device)
+        hit_length = 0
+        request = self._requests.get(request_id)
+        if request is not None:
+            if cause is HitCause.RESTORABLE:
+                assert request.lookup is not None, "an answer is what it is restorable by"
+                hit_length = self._hit_end(request.lookup) - start
+            request.cause, request.device_len, request.hit_len = cause, start, hit_length
+            request.waiting_on = operation
+        if cause is HitCause.NOTHING_MISSING:
+            return device
+        return attrs.evolve(
+            device,
+            external=_EXTERNAL_OF[cause],
+            host_hit_length=hit_length,
+            waiting_on=operation,
+        )
+
+    def _cause(
+        self, key: RadixKey, request_id: RequestId, device: MatchResult
+    ) -> tuple[HitCause, OperationId | None]:
+        """What a match has to say, and the operation that it waits for."""
         start = device.device_prefix_len
         request = self._requests.get(request_id)
         if request is not None and request.load is not None:
-            return _answer(device, ExternalMatch.UNKNOWN, waiting_on=request.load.op)
+            return HitCause.OWN_LOAD, request.load.op
         if len(key) - start < self._tree.page_size:
-            return device
+            return HitCause.NOTHING_MISSING, None
         other = self._load_of(key, start)
         if other is not None:
             self._wait_for(other, request_id)
-            return _answer(device, ExternalMatch.UNKNOWN, waiting_on=other.op)
+            return HitCause.OTHER_LOAD, other.op
         if self._requests.is_missing(key, start):
-            return _answer(device, ExternalMatch.MISS)
+            return HitCause.FAILED_LATELY, None
         if request is None or request.num_tokens != len(key):
             self._ask(key, request_id, device)
-            return _answer(device, ExternalMatch.UNKNOWN)
+            return HitCause.ASKED, None
         if request.lookup is None:
-            return _answer(device, ExternalMatch.MISS)
+            return HitCause.LOAD_FAILED, None
         if not request.answered:
-            return _answer(device, ExternalMatch.UNKNOWN)
-        hit_end = self._hit_end(request.lookup)
-        if start < request.lookup.start or hit_end <= start:
-            return _answer(device, ExternalMatch.MISS)
-        return _answer(device, ExternalMatch.HIT, host_hit_length=hit_end - start)
+            return HitCause.ASKED, None
+        if start < request.lookup.start:
+            return HitCause.PREFIX_SHRANK, None
+        if self._hit_end(request.lookup) <= start:
+            return HitCause.NOT_STORED, None
+        return HitCause.RESTORABLE, None
 
     def _ask(self, key: RadixKey, request_id: RequestId, device: MatchResult) -> None:
         """Submit the lookup of a request."""
@@ -218,13 +255,15 @@ class UnifiedCacheLinkerWrapper:
             if transfers is None:
                 lookup.fail("a component takes no part")
                 return
-            answer = self.linker.lookup(lookup.request_id, transfers).restorable_prefix_pages
+            result = self.linker.lookup(lookup.request_id, transfers)
         except Exception as error:  # noqa: BLE001 -- whatever a backend raises is this rank's miss
             lookup.fail(repr(error))
             return
-        if len(answer) != lookup.num_pages:
-            lookup.fail(f"expected an answer for {lookup.num_pages} pages, got {len(answer)}")
+        answer, asked = result.restorable_prefix_pages, lookup.num_pages
+        if {len(answer), *map(len, result.found.values())} != {asked}:
+            lookup.fail(f"expected an answer for {asked} pages, got {len(answer)}")
             return
+        lookup.asked, lookup.found = tuple(transfers), result.found
         lookup.answer = answer
 
     def _hit_end(self, lookup: Lookup) -> int:
@@ -256,7 +295,17 @@ class UnifiedCacheLinkerWrapper:
 
     def load_back(self, request: RequestKV, mode: LoadMode) -> LoadBack:
         """Queue the load of what a HIT promised; see `PrefixCache.init_load_back`."""
+        answer = self._load_back(request, mode)
+        entry = self._requests.get(request.request_id)
+        if entry is not None and isinstance(answer, LoadMiss):
+            entry.load_miss = answer.reason
+        return answer
+
+    def _load_back(self, request: RequestKV, mode: LoadMode) -> LoadBack:
+        """Answer without a note of it."""
         self._frames.check()
+        if self._given_up:
+            return LoadMiss(reason="the linker was given up: too many slots are written off")
         entry = self._requests.get(request.request_id)
         if entry is None or entry.lookup is None or not entry.answered:
             return LoadMiss(reason="no match of this request said HIT")
@@ -318,6 +367,7 @@ class UnifiedCacheLinkerWrapper:
             end=end,
             transfers=transfers,
         )
+        operation.minted_step = self._step
         self._operations[operation.op] = operation
         if mode is LoadMode.STAGED:
             self._room.take(end - start)
@@ -327,12 +377,12 @@ class UnifiedCacheLinkerWrapper:
             accepted = self.linker.load(operation.ticket, transfers, mode)
         except Exception as error:  # noqa: BLE001 -- whatever a backend raises is this rank's verdict
             self._count_error(error)
-            accepted = False
+            accepted, operation.why = False, repr(error)
         if not accepted:
-            operation.note(Outcome.FAILED, quiesced=True)
+            operation.note(Outcome.FAILED, quiesced=True, why=operation.why or "it was refused")
         self._transfers.prepare(transfers, request, end)
         if operation.running is not None:
-            operation.running.repoint(start, _full_slots(operation))
+            operation.running.repoint(start, operation.full_slots)
         return _queued(operation)
 
     def _wait_for_room(self, request_id: RequestId) -> LoadBack:
@@ -362,10 +412,10 @@ class UnifiedCacheLinkerWrapper:
         except Exception as error:  # noqa: BLE001 -- whatever a backend raises is this rank's verdict
             self._count_error(error)
             for operation in queued:
-                self._fail_queued(operation)
+                self._fail_queued(operation, repr(error))
             return None
 
-    def _fail_queued(self, operation: LoadOperation) -> None:
+    def _fail_queued(self, operation: LoadOperation, why: str) -> None:
         """Give a load up on this rank before it moved.
 
         It is quiesced only if the linker says that it had not begun.
@@ -376,7 +426,7 @@ class UnifiedCacheLinkerWrapper:
         except Exception as error:  # noqa: BLE001 -- whatever a backend raises is this rank's verdict
             self._count_error(error)
             cancelled = False
-        operation.note(Outcome.FAILED, quiesced=cancelled)
+        operation.note(Outcome.FAILED, quiesced=cancelled, why=why)
 
     # -- offload -----------------------------------------------------------------------------------
 
@@ -414,7 +464,8 @@ class UnifiedCacheLinkerWrapper:
             return
         receipt = self._tree.inc_lock_ref(IncLockRefParams(node_id=node_id))
         deadline = self._clock.now() + self._settings.transfer_timeout_s
-        operation = OffloadOperation(self._frames.mint(), receipt, deadline)
+        operation = OffloadOperation(self._frames.mint(), receipt, deadline, transfers)
+        operation.minted_step = self._step
         self._operations[operation.op] = operation
         self._tree.mark_offload_pending(node_id, operation.op)
         try:
@@ -433,7 +484,7 @@ class UnifiedCacheLinkerWrapper:
         self._step += 1
         self._requests.expire(self._step)
         if not self.num_outstanding and (
-            self._frames.alone or self._step % self._settings.heartbeat_steps
+            self._given_up or self._frames.alone or self._step % self._settings.heartbeat_steps
         ):
             return NOTHING_HAPPENED
         now = self._clock.now()
@@ -441,6 +492,13 @@ class UnifiedCacheLinkerWrapper:
         agenda = Agenda.of(list(self._operations.values()), self._requests.lookups, self._settings)
         report = ReportBuilder()
         agreed = self._exchange(FrameKind.STEP, agenda, now, report)
+        if not self._given_up:
+            self._follow_lookups(agenda, agreed, report)
+            self._start_offloads()
+        return report.build()
+
+    def _follow_lookups(self, agenda: Agenda, agreed: AgreedFrame, report: ReportBuilder) -> None:
+        """Take in what a frame said of lookups."""
         for lookup, ready in zip(agenda.asking, agreed.ready, strict=True):
             lookup.agreed_ready = ready
         for (lookup, _), words in zip(agenda.masks, agreed.masks, strict=True):
@@ -450,8 +508,6 @@ class UnifiedCacheLinkerWrapper:
                     self.counters.lookup_errors += 1
                     self.counters.last_error = f"lookup of {lookup.request_id}: {lookup.error}"
                 report.ready.append(lookup.request_id)
-        self._start_offloads()
-        return report.build()
 
     def finish_loads(self, batch: BatchIndex | None) -> StepReport:
         """Decide the layer-wise loads that run; see `LinkedPrefixCache.finish_loads`."""
@@ -468,7 +524,7 @@ class UnifiedCacheLinkerWrapper:
         now = self._clock.now()
         self._read_local_facts(now)
         for operation in running:
-            operation.give_up()
+            operation.give_up("not all layers had come when its batch was launched and waited for")
         report = ReportBuilder()
         agenda = Agenda(operations=running, asking=(), masks=())
         self._exchange(FrameKind.LAUNCH, agenda, now, report)
@@ -494,10 +550,19 @@ class UnifiedCacheLinkerWrapper:
         """Send one frame and carry out what it says of operations."""
         agreed = self._frames.exchange(kind, agenda, self._facts(), now)
         self.counters.frames += 1
+        overdue: list[Operation] = []
         for operation, verdict, quiesced in zip(
             agenda.operations, agreed.verdicts, agreed.quiesced, strict=True
         ):
-            self._follow(operation, verdict, quiesced=quiesced, report=report)
+            self._decide(operation, verdict, report)
+            if operation.verdict is Verdict.PENDING:
+                continue
+            if quiesced:
+                self._retire(operation, report)
+            elif self._step - operation.decided_step >= self._settings.write_off_steps:
+                overdue.append(operation)
+        if overdue:
+            self._write_off(overdue, report)
         return agreed
 
     def _count_error(self, error: Exception) -> None:
@@ -516,13 +581,13 @@ class UnifiedCacheLinkerWrapper:
             self._count_error(error)
         for operation in self._operations.values():
             if now >= operation.deadline:
-                operation.give_up()
+                operation.give_up("its deadline passed")
 
     def _note(self, completion: Completion) -> None:
         """Take in one completion; one of an operation that is over says nothing."""
         operation = self._operations.get(completion.op)
         if operation is None or not operation.note(
-            completion.outcome, quiesced=completion.quiesced
+            completion.outcome, quiesced=completion.quiesced, why=completion.why
         ):
             self.counters.late_completions += 1
 
@@ -536,6 +601,7 @@ class UnifiedCacheLinkerWrapper:
             *self._room.held,
             len(self._operations),
             len(self._due),
+            len(self._written_off),
         ]
         facts += [
             operation.op << 2 | operation.verdict.value for operation in self._operations.values()
@@ -543,27 +609,14 @@ class UnifiedCacheLinkerWrapper:
         facts += [lookup.num_pages for lookup in self._requests.lookups]
         return facts
 
-    def _follow(
-        self, operation: Operation, verdict: Verdict, *, quiesced: bool, report: ReportBuilder
-    ) -> None:
-        """Carry out what a frame said of one operation."""
+    def _decide(self, operation: Operation, verdict: Verdict, report: ReportBuilder) -> None:
+        """Carry out what a frame said of how an operation ended."""
         if operation.verdict is Verdict.PENDING and verdict is not Verdict.PENDING:
             operation.decide(verdict, self._step)
             if isinstance(operation, LoadOperation):
                 self._decide_load(operation, report)
             else:
                 self._decide_offload(operation, report)
-        if operation.verdict is Verdict.PENDING:
-            return
-        if quiesced:
-            self._retire(operation)
-        elif self._step - operation.decided_step >= self._settings.write_off_steps:
-            self._write_off(operation)
-        else:
-            return
-        if isinstance(operation, LoadOperation):
-            # Who came after the verdict waits for the room.
-            self._tell_waiters(operation, report)
 
     def _decide_load(self, operation: LoadOperation, report: ReportBuilder) -> None:
         """The ranks agreed: publish what landed, or remember that it is missing; tell who waits."""
@@ -575,7 +628,7 @@ class UnifiedCacheLinkerWrapper:
             self.counters.loads_failed += 1
             if operation.queued:
                 # No start call need come any more.
-                self._fail_queued(operation)
+                self._fail_queued(operation, "it was not started")
             if not operation.cancelled:
                 self._requests.mark_missing(operation.key, operation.start, self._step)
         if operation.request_id is not None:
@@ -584,6 +637,14 @@ class UnifiedCacheLinkerWrapper:
             entry.load = operation.running = None
             if not landed:
                 entry.lookup = None
+                entry.failures.append(
+                    FailedLoad(
+                        op=operation.op,
+                        step=self._step,
+                        here=operation.local_verdict is Verdict.FAILED,
+                        why=operation.why,
+                    )
+                )
         self._tell_waiters(operation, report)
 
     def _tell_waiters(self, operation: LoadOperation, report: ReportBuilder) -> None:
@@ -592,44 +653,10 @@ class UnifiedCacheLinkerWrapper:
         operation.waiters.clear()
 
     def _commit(self, operation: LoadOperation) -> None:
-        """Publish a load: insert what landed and move its lock to the new end."""
-        full = _full_slots(operation)
-        start, end, key = operation.start, operation.end, operation.key
-        anchor = operation.receipt
-        floors, state = self._transfers.brought(operation.transfers, end)
-        result = self._tree.insert(
-            InsertParams(
-                key=attrs.evolve(key, token_ids=key.token_ids[:end]),
-                value=_joined(self._tree.path_indices(anchor.node_id), full),
-                prev_prefix_len=start,
-                origin=InsertOrigin.RESTORED,
-                track_adopted_ranges=True,
-                component_evicted_seqlens=floors,
-                mamba_value=state,
-            )
-        )
-        offloads: list[NodeId] = []
-        for action in result.cache_actions:
-            match action:
-                case BackupKV(node_ids=node_ids):
-                    offloads.extend(node_ids)
-                case MoveSWA():
-                    self._slots.apply((action,))
-                case FreeDeviceKV() | FreeDeviceKVFullOnly() | FreeSWA() | FreeMambaSlots():
-                    operation.surplus.append(action)
-                case _:
-                    assert_never(action)
-        if state is not None and result.mamba_exist:
-            operation.surplus.append(FreeMambaSlots(slots=(state,)))
-        self._transfers.commit(operation.transfers, end, result)
-        if operation.running is not None and operation.surplus:
-            canonical = self._tree.path_indices(result.last_device_node)
-            operation.running.repoint(start, canonical[start:end])
-        receipt = self._tree.inc_lock_ref(IncLockRefParams(node_id=result.last_device_node))
-        self._tree.dec_lock_ref(anchor.to_dec_params())
-        operation.receipt = receipt
+        """Publish a load, for its request if that is there still."""
+        offloads = commit_load(operation, self._tree, self._slots, self._transfers)
         if operation.request_id is not None:
-            self._requests.publish(operation.request_id, result.last_device_node, self._step)
+            self._requests.publish(operation.request_id, operation.receipt.node_id, self._step)
         self.offload(offloads)
 
     def _decide_offload(self, operation: Operation, report: ReportBuilder) -> None:
@@ -643,11 +670,14 @@ class UnifiedCacheLinkerWrapper:
             self.counters.offloads_failed += 1
             report.num_offloads_failed += 1
 
-    def _retire(self, operation: Operation) -> None:
+    def _retire(self, operation: Operation, report: ReportBuilder) -> None:
         """No rank touches the slots any more: the operation is over."""
         del self._operations[operation.op]
-        if isinstance(operation, LoadOperation) and operation.mode is LoadMode.STAGED:
-            self._room.give_back(operation.end - operation.start)
+        if isinstance(operation, LoadOperation):
+            if operation.mode is LoadMode.STAGED:
+                self._room.give_back(operation.end - operation.start)
+            # Who came after the verdict waits for the room.
+            self._tell_waiters(operation, report)
         self._give_back(operation)
 
     def _give_back(self, operation: Operation) -> None:
@@ -660,15 +690,82 @@ class UnifiedCacheLinkerWrapper:
                 self._transfers.abort(operation.transfers, None, operation.end)
         self._tree.dec_lock_ref(operation.receipt.to_dec_params())
 
-    def _write_off(self, operation: Operation) -> None:
+    def _write_off(self, operations: Sequence[Operation], report: ReportBuilder) -> None:
         """Some rank never let go: nobody gets these slots before `reset`.
 
-        The lock stays for the same reason, and so does the room that a load takes.
+        The locks stay for the same reason, and so does the room that staged loads take. Which ranks
+        it were is asked of all of them: one more collective, of the steps in which this happens.
         """
-        del self._operations[operation.op]
-        self._written_off.append(operation)
-        if isinstance(operation, LoadOperation):
+        busy = sum(
+            1 << place for place, operation in enumerate(operations) if not operation.local_quiesced
+        )
+        self._written_off.add(operations, self._frames.gather(busy))
+        for operation in operations:
+            del self._operations[operation.op]
             self.counters.slots_written_off += operation.num_slots
+            self.counters.last_error = (
+                f"operation {operation.op}: {operation.num_slots} slots written off, "
+                f"not let go of by ranks {list(self._written_off.ranks_of(operation))}"
+            )
+            if isinstance(operation, LoadOperation):
+                self._tell_waiters(operation, report)
+        if self._written_off.too_many and not self._given_up:
+            self._give_up(report)
+
+    def _give_up(self, report: ReportBuilder) -> None:
+        """Go on without a store: fail what is pending, and only wait for its end."""
+        report.detached = self._given_up = True
+        for operation in list(self._operations.values()):
+            self._decide(operation, Verdict.FAILED, report)
+        report.ready.extend(lookup.request_id for lookup in self._requests.lookups)
+        self._requests.clear()
+        self._due.clear()
+        self._tree.detach_linker()
+
+    # -- for people --------------------------------------------------------------------------------
+
+    def explain(self, request_id: RequestId) -> Explanation | None:
+        """Why a request's hit was what it was; see `LinkedPrefixCache.explain`."""
+        request = self._requests.get(request_id)
+        if request is None:
+            return None
+        waits_for: Operation | None = request.load
+        if waits_for is None and request.waiting_on is not None:
+            waits_for = self._operations.get(request.waiting_on)
+        return explanation_of(
+            request_id,
+            request,
+            page_size=self._tree.page_size,
+            max_loads=self._settings.max_stagings,
+            rank=self._frames.group.rank,
+            num_ranks=self._frames.group.size,
+            step=self._step,
+            waits_for=waits_for,
+        )
+
+    def holders(self) -> Holders:
+        """Who holds a lock, a slot or an operation; see `LinkedPrefixCache.holders`."""
+        return Holders(
+            operations=tuple(
+                status_of(operation, self._step) for operation in self._operations.values()
+            ),
+            written_off=tuple(
+                WrittenOff(
+                    operation=status_of(operation, self._step),
+                    ranks=self._written_off.ranks_of(operation),
+                )
+                for operation in self._written_off
+            ),
+            locks=locks_of(
+                self._tree.receipts(),
+                (*self._operations.values(), *self._written_off),
+                self._requests.published(),
+            ),
+            due_offloads=tuple(self._due),
+            lookups=tuple(lookup.request_id for lookup in self._requests.lookups),
+            staged=dict(zip(self._pools, self._room.held, strict=True)),
+            num_retired=self._slots.num_retired,
+        )
 
     # -- the end of things -------------------------------------------------------------------------
 
@@ -682,7 +779,7 @@ class UnifiedCacheLinkerWrapper:
         waited_for = any(waiter in self._requests for waiter in operation.waiters)
         if operation.queued and not waited_for:
             operation.cancelled = True
-            self._fail_queued(operation)
+            self._fail_queued(operation, "it was cancelled")
 
     def drop_everything(self) -> None:
         """End every operation and forget every request, without a frame.
@@ -712,39 +809,9 @@ class UnifiedCacheLinkerWrapper:
             self._give_back(operation)
 
 
-def _answer(
-    device: MatchResult,
-    external: ExternalMatch,
-    *,
-    host_hit_length: int = 0,
-    waiting_on: OperationId | None = None,
-) -> MatchResult:
-    """A device match with what is agreed about the rest."""
-    return attrs.evolve(
-        device, external=external, host_hit_length=host_hit_length, waiting_on=waiting_on
-    )
-
-
 def _queued(operation: LoadOperation) -> LoadBack:
     """The answer about a load that is not decided."""
     if operation.mode is LoadMode.STAGED:
         return LoadWaiting(operation_id=operation.op)
     num_tokens = operation.end - operation.start
     return LoadAdmitted(operation_id=operation.op, num_tokens=num_tokens)
-
-
-def _full_slots(operation: LoadOperation) -> torch.Tensor:
-    """The full slots of a load. Shape: (tokens of the load,) int64."""
-    slots = operation.transfers[0].device_indices
-    assert slots is not None, "a load has slots"
-    return slots
-
-
-def _joined(prefix: torch.Tensor, loaded: torch.Tensor) -> torch.Tensor:
-    """Slots of the device prefix, then those of the load. Shape: (n,) int64."""
-    if not len(prefix):
-        return loaded
-    value = prefix.new_empty(len(prefix) + len(loaded))
-    value[: len(prefix)] = prefix
-    value[len(prefix) :] = loaded
-    return value

@@ -648,6 +648,10 @@ class UnifiedTreeCore:
         self._unlock_auxiliary(receipt)
         return self._receipts.give(receipt.node_id, (ComponentType.SWA, ComponentType.MAMBA))
 
+    def receipts(self) -> tuple[IncLockRefResult, ...]:
+        """The locks that are out; see `LinkedTreeCore.receipts`."""
+        return self._receipts.out()
+
     def locked_state(self, receipt: IncLockRefResult) -> int:
         """The slot of the state that a receipt protects; see `TreeCore.locked_state`."""
         self._receipts.check(receipt)

@@ -1,0 +1,70 @@
+"""`WriteOffs`: operations whose slots some rank never let go of, and how many such slots there may be."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from radixlink_contracts import PoolName
+    from radixlink_linker._operation import Operation
+
+
+class WriteOffs:
+    """What nobody gets before `reset`: the slots, and the lock on their path.
+
+    Ranks: all, the same.
+    """
+
+    def __init__(self, sizes: Mapping[PoolName, int], percent: int) -> None:
+        """Nothing is written off.
+
+        Args:
+            sizes: Slots of each pool.
+            percent: How much of a pool may be.
+        """
+        self._caps = {pool: size * percent // 100 for pool, size in sizes.items()}
+        self._ranks: dict[Operation, tuple[int, ...]] = {}
+
+    def __iter__(self) -> Iterator[Operation]:
+        """The operations, oldest first."""
+        return iter(self._ranks)
+
+    def __len__(self) -> int:
+        """How many operations."""
+        return len(self._ranks)
+
+    def add(self, operations: Sequence[Operation], busy: Sequence[int]) -> None:
+        """Write some off.
+
+        Args:
+            operations: These.
+            busy: By rank: a mask of those of them that it did not let go of.
+        """
+        for place, operation in enumerate(operations):
+            self._ranks[operation] = tuple(
+                rank for rank, mask in enumerate(busy) if mask >> place & 1
+            )
+
+    def ranks_of(self, operation: Operation) -> tuple[int, ...]:
+        """Who did not let go of an operation, ascending."""
+        return self._ranks[operation]
+
+    @property
+    def slots(self) -> dict[PoolName, int]:
+        """How many of each pool."""
+        slots = dict.fromkeys(self._caps, 0)
+        for operation in self._ranks:
+            for pool, count in operation.slots.items():
+                slots[pool] += count
+        return slots
+
+    @property
+    def too_many(self) -> bool:
+        """True once more than may be of some pool."""
+        return any(count > self._caps[pool] for pool, count in self.slots.items())
+
+    def clear(self) -> None:
+        """None is any more."""
+        self._ranks.clear()
