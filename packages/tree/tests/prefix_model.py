@@ -314,8 +314,9 @@ class Model:
             brought = restored and idle and start >= params.matched and params.state is not None
             if brought and end == len(path):
                 run[-1].stored |= {MAMBA} & run[-1].held
-            lacks = any(page.held - page.stored for page in run)
-            if idle and lacks and (due or run[0].hits >= threshold):
+            # What is on its way is not offered again; what came since is.
+            lacks = any(page.held - page.stored - page.pending.keys() for page in run)
+            if lacks and (due or run[0].hits >= threshold):
                 due.insert(0, end)
         return due
 

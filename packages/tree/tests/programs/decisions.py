@@ -101,6 +101,9 @@ class History:
 
     def offload(self, node_id: NodeId) -> None:
         view = self.tree.node(node_id)
+        if view.pending_operation is not None:
+            # Named for what came to it since; it is named again by whoever inserts there later.
+            return
         print(node_id, view.unstored, view.page_keys.resolve().hex()[-1][:8])
         self.next_operation += 1
         self.offloads.append(OperationId(self.next_operation))
