@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import signal
 import socket
 import subprocess
 import time
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Final, Protocol, Self, cast
 
 import attrs
@@ -28,13 +28,23 @@ from radixlink_store_mooncake._engine import (
     make_replicate_config,
 )
 from radixlink_store_mooncake.commands import ending_with_parent, master_command, owner_command
+from radixlink_testing import SUITE_CAPACITY_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
+    from radixlink_contracts import PoolLayout
+
 _START_TIMEOUT_S: Final = 20.0
+_LEASE_MS: Final = 50
 _BALLAST_BYTES: Final = 64 << 10
+
+ROOM_BYTES: Final = 16 * SUITE_CAPACITY_BYTES
+"""What the shared Mooncake has for pages: its segment cannot be smaller than 16 MiB."""
+
+BUFFER_BYTES: Final = 64 << 10
+"""A staging buffer of the shared connections: 157 pages of the suite."""
 
 
 class Mooncake:
@@ -149,6 +159,8 @@ class Vandal:
 def stopped(process: subprocess.Popen[bytes]) -> Iterator[None]:
     """A process is stopped, not ended: it answers nobody until it goes on."""
     os.kill(process.pid, signal.SIGSTOP)
+    # The last of its threads may answer for a moment longer.
+    os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
     try:
         yield
     finally:
@@ -180,11 +192,11 @@ class StartMooncake(Protocol):
         ...
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def start_mooncake(
     _mooncake_is_there: None, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[StartMooncake]:
-    """Starts Mooncakes that end with the module."""
+    """Starts Mooncakes that end with the session: for a test that stops or kills parts of one."""
     with contextlib.ExitStack() as stack:
 
         def start(*master_flags: str) -> Mooncake:
@@ -201,17 +213,104 @@ class Connect(Protocol):
         ...
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def connect_to(start_mooncake: StartMooncake) -> Iterator[Connect]:
-    """Makes factories that are closed with the module, all at once: each takes a second."""
+    """Makes factories that are closed with the session: each takes a second, most of it to close."""
     del start_mooncake  # Its Mooncakes end after the factories.
-    factories: list[MooncakeStoreFactory] = []
+    with contextlib.ExitStack() as stack:
 
-    def connect_to(mooncake: Mooncake, **fields: object) -> MooncakeStoreFactory:
-        factories.append(MooncakeStoreFactory(settings=mooncake.settings(**fields)))
-        return factories[-1]
+        def connect_to(mooncake: Mooncake, **fields: object) -> MooncakeStoreFactory:
+            factory = MooncakeStoreFactory(settings=mooncake.settings(**fields))
+            stack.callback(factory.close)
+            return factory
 
-    yield connect_to
-    with ThreadPoolExecutor(max_workers=64) as executor:
-        for closing in [executor.submit(factory.close) for factory in factories]:
-            closing.result()
+        yield connect_to
+
+
+@pytest.fixture(scope="session")
+def mooncake(start_mooncake: StartMooncake) -> Mooncake:
+    """The one of all tests that do it no harm: a master, and an owner that `vandal` fills.
+
+    Its leases are short: while all else is leased, what was just put is evicted first.
+    """
+    mooncake = start_mooncake(
+        "--eviction_high_watermark_ratio=0.995", f"--default_kv_lease_ttl={_LEASE_MS}"
+    )
+    mooncake.start_owner(SMALLEST_SEGMENT_BYTES)
+    return mooncake
+
+
+@pytest.fixture(scope="session")
+def vandal(mooncake: Mooncake) -> Iterator[Vandal]:
+    """A vandal in `mooncake`, who has left room for some hundred pages of the suite."""
+    vandal = Vandal(mooncake)
+    vandal.fill(SMALLEST_SEGMENT_BYTES - ROOM_BYTES)
+    yield vandal
+    vandal.close()
+
+
+@attrs.frozen(kw_only=True)
+class Namespace:
+    """One in `mooncake`, with the one connection of all tests that use it.
+
+    Attributes:
+        settings: Of the connection.
+        factory: The connection.
+        vandal: Who reaches behind its back.
+    """
+
+    settings: MooncakeSettings
+    factory: MooncakeStoreFactory
+    vandal: Vandal
+
+    def name_of(self, layout: PoolLayout, key: bytes) -> str:
+        """What the object of a page is called."""
+        return f"{self.settings.namespace}/{layout.fingerprint.hex()}/{key.hex()}"
+
+    def clear(self) -> None:
+        """All pages go."""
+        self.vandal.remove_all(f"^{self.settings.namespace}/")
+
+
+class MakeNamespace(Protocol):
+    """The type of the fixture `make_namespace`."""
+
+    def __call__(self, namespace: str, *, whole_pages: bool = True) -> Namespace:
+        """A namespace with a connection; made once for each name."""
+        ...
+
+
+@pytest.fixture(scope="session")
+def make_namespace(mooncake: Mooncake, vandal: Vandal, connect_to: Connect) -> MakeNamespace:
+    """Makes namespaces for tests that share them."""
+
+    @functools.cache
+    def make(namespace: str, *, whole_pages: bool = True) -> Namespace:
+        fields = {
+            "namespace": namespace,
+            "whole_pages": whole_pages,
+            "buffer_bytes": BUFFER_BYTES,
+        }
+        return Namespace(
+            settings=mooncake.settings(**fields),
+            factory=connect_to(mooncake, **fields),
+            vandal=vandal,
+        )
+
+    return make
+
+
+@pytest.fixture
+def whole(make_namespace: MakeNamespace) -> Iterator[Namespace]:
+    """Pages that `open` fetches whole, as is the default; empty."""
+    namespace = make_namespace("whole")
+    yield namespace
+    namespace.clear()
+
+
+@pytest.fixture
+def ranges(make_namespace: MakeNamespace) -> Iterator[Namespace]:
+    """Pages that are read range by range; empty."""
+    namespace = make_namespace("ranges", whole_pages=False)
+    yield namespace
+    namespace.clear()

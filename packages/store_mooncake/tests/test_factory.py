@@ -10,32 +10,30 @@ from typing import TYPE_CHECKING, Final
 import attrs
 import pytest
 
-from radixlink_contracts import PoolName, StoreConfig
+from radixlink_contracts import StoreConfig
 from radixlink_contracts.errors import (
     BackendUnavailableError,
     CapacityError,
     ContractError,
-    StaleHandleError,
 )
 from radixlink_store_mooncake import MooncakeSettings, MooncakeStoreFactory
 from radixlink_testing import SUITE_LAYOUT
 from radixlink_testing.pages import page_keys, page_parts
 
-from .conftest import free_port
+from .conftest import BUFFER_BYTES, free_port
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from .conftest import Connect, Mooncake, StartMooncake
+    from .conftest import Mooncake, Namespace
 
 KEYS: Final = page_keys(range(4))
 
 
-@pytest.fixture(scope="module")
-def mooncake(start_mooncake: StartMooncake) -> Mooncake:
-    mooncake = start_mooncake()
-    mooncake.start_owner()
-    return mooncake
+@pytest.fixture
+def factory(whole: Namespace) -> MooncakeStoreFactory:
+    """The one of all tests that do it no harm."""
+    return whole.factory
 
 
 def test_no_master_is_told_at_once_with_its_address(mooncake: Mooncake) -> None:
@@ -72,18 +70,16 @@ def test_location_that_is_no_address_is_refused(location: str) -> None:
 
 
 def test_file_with_settings_is_a_location(
-    mooncake: Mooncake, connect_to: Connect, tmp_path: Path
+    mooncake: Mooncake, factory: MooncakeStoreFactory, tmp_path: Path
 ) -> None:
     file = tmp_path / "mooncake.json"
     fields = {"master_server_address": mooncake.address, "namespace": "from-a-file"}
     file.write_text(json.dumps(fields))
-    factory = MooncakeStoreFactory(StoreConfig(location=str(file)))
-    store = factory.open(SUITE_LAYOUT)
-    assert store.put(KEYS, page_parts(KEYS, SUITE_LAYOUT)).complete
-    factory.close()
+    other = MooncakeStoreFactory(StoreConfig(location=str(file)))
+    assert other.open(SUITE_LAYOUT).put(KEYS, page_parts(KEYS, SUITE_LAYOUT)).complete
+    other.close()
     # Another namespace holds other pages.
-    other = connect_to(mooncake)
-    assert not other.open(SUITE_LAYOUT).contains(KEYS).mask
+    assert not factory.open(SUITE_LAYOUT).contains(KEYS).mask
 
 
 def test_unknown_fields_are_named_with_the_known_ones(tmp_path: Path) -> None:
@@ -148,23 +144,21 @@ def test_missing_mooncake_says_what_to_install(monkeypatch: pytest.MonkeyPatch) 
         factory.open(SUITE_LAYOUT)
 
 
-def test_page_that_fits_no_buffer_is_refused(mooncake: Mooncake, connect_to: Connect) -> None:
-    factory = connect_to(mooncake, buffer_bytes=4096)
+def test_page_that_fits_no_buffer_is_refused(factory: MooncakeStoreFactory) -> None:
     with pytest.raises(CapacityError, match="buffer_bytes") as caught:
-        factory.open(attrs.evolve(SUITE_LAYOUT, range_bytes=(4096,)))
-    assert (caught.value.needed, caught.value.available) == (64 + 16 + 4096, 4096)
+        factory.open(attrs.evolve(SUITE_LAYOUT, range_bytes=(BUFFER_BYTES,)))
+    needed, available = caught.value.needed, caught.value.available
+    assert (needed, available) == (64 + 16 + BUFFER_BYTES, BUFFER_BYTES)
     # One that fits does, and others are not hindered.
     assert factory.open(SUITE_LAYOUT).put(KEYS, page_parts(KEYS, SUITE_LAYOUT)).complete
 
 
-def test_pages_of_more_than_one_buffer_are_put_and_read(
-    mooncake: Mooncake, connect_to: Connect
-) -> None:
-    factory = connect_to(mooncake, buffer_bytes=4096)
+def test_pages_of_more_than_one_buffer_are_put_and_read(factory: MooncakeStoreFactory) -> None:
     layout = attrs.evolve(SUITE_LAYOUT, range_bytes=(1000, 600))
     store = factory.open(layout)
-    keys = page_keys(range(21))
+    keys = page_keys(range(90))
     parts = page_parts(keys, layout)
+    assert BUFFER_BYTES < len(parts[0]) < 2 * BUFFER_BYTES
     assert store.put(keys, parts).complete
     handles = store.open(keys, 0.0)
     assert handles.found.complete
@@ -175,27 +169,6 @@ def test_pages_of_more_than_one_buffer_are_put_and_read(
 
 
 @pytest.mark.parametrize("ttl_s", [-1.0, float("nan")])
-def test_ttl_that_is_no_time_is_refused(
-    mooncake: Mooncake, connect_to: Connect, ttl_s: float
-) -> None:
-    factory = connect_to(mooncake)
+def test_ttl_that_is_no_time_is_refused(factory: MooncakeStoreFactory, ttl_s: float) -> None:
     with pytest.raises(ContractError, match="ttl_s"):
         factory.open(SUITE_LAYOUT).open(KEYS, ttl_s)
-
-
-def test_closed_factory_closes_its_stores_and_opens_none(mooncake: Mooncake) -> None:
-    factory = MooncakeStoreFactory(settings=mooncake.settings())
-    store = factory.open(SUITE_LAYOUT)
-    factory.close()
-    factory.close()
-    with pytest.raises(StaleHandleError):
-        store.contains(KEYS)
-    with pytest.raises(StaleHandleError):
-        factory.open(attrs.evolve(SUITE_LAYOUT, pool=PoolName.SWA))
-
-
-def test_process_may_give_memory_itself(start_mooncake: StartMooncake, connect_to: Connect) -> None:
-    mooncake = start_mooncake()
-    factory = connect_to(mooncake, global_segment_size=16 << 20)
-    store = factory.open(SUITE_LAYOUT)
-    assert store.put(KEYS, page_parts(KEYS, SUITE_LAYOUT)).complete

@@ -23,7 +23,7 @@ def main(address: str) -> None:
     settings = MooncakeSettings(master_server_address=address, call_timeout_s=1.0)
     factory = MooncakeStoreFactory(settings=settings)
     store = factory.open(SUITE_LAYOUT)
-    keys = page_keys(range(2))
+    keys = page_keys(range(2), "opener")
     assert store.put(keys, page_parts(keys, SUITE_LAYOUT)).complete
     _say(os.getpid())
     sys.stdin.readline()
