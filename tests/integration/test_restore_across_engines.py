@@ -238,7 +238,7 @@ def test_a_flipped_bit_is_a_miss_and_is_computed(
         # Page 5 as layer 2 has it, keys and values.
         found = donor._cache.match_prefix(MatchPrefixParams(key=RadixKey(array("q", prompt))))
         slots = donor._tree.path_indices(found.last_device_node)
-        page = donor._pool._layers[2][int(slots[5 * PAGE_SIZE]) // PAGE_SIZE]
+        page = donor._device.kv._layers[2][int(slots[5 * PAGE_SIZE]) // PAGE_SIZE]
         page_bytes = page.flatten().view(torch.uint8).numpy().tobytes()
     (segment,) = location.glob("*.segment")
     with segment.open("r+b") as file, mmap.mmap(file.fileno(), 0) as mapped:

@@ -6,8 +6,8 @@ import math
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Final
 
-from radixlink_components import FullComponent
-from radixlink_contracts import PoolLayout, PoolName, Shard
+from radixlink_components import FullComponent, SWAComponent
+from radixlink_contracts import Shard
 from radixlink_contracts.errors import (
     AgreementError,
     BackendUnavailableError,
@@ -22,18 +22,24 @@ from radixlink_linker import (
     ThreadExecutor,
     UnifiedRadixCache,
 )
-from radixlink_pools import CpuCopier, PagedAllocator
+from radixlink_pools import CpuCopier
+from radixlink_transformers._device import Device
 from radixlink_transformers._engine import TransformersEngine
 from radixlink_transformers._geometry import KVGeometry, cache_identity
-from radixlink_transformers._poison import PoisoningAllocator
-from radixlink_transformers._pool import PagedKVPool
+from radixlink_transformers._kinds import ModelKind
 from radixlink_transformers._values import EngineSettings
 from radixlink_tree import UnifiedTreeCore
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
-    from radixlink_contracts import PageStore, RankGroup, SlotAllocator, StoreFactory
+    from radixlink_contracts import (
+        LinkerComponent,
+        PageStore,
+        PoolLayout,
+        RankGroup,
+        StoreFactory,
+    )
     from radixlink_transformers._hugging_face import CausalModel
 
 _NUM_LOOKUP_THREADS: Final = 2
@@ -48,6 +54,7 @@ def build_engine(
     revision: str,
     page_size: int,
     num_pages: int,
+    num_window_pages: int | None = None,
     stores: StoreFactory | None,
     group: RankGroup,
     shard: Shard | None = None,
@@ -61,7 +68,9 @@ def build_engine(
         identity_name: The model's name, part of what its pages are stored under.
         revision: Which weights; likewise.
         page_size: Tokens of a page.
-        num_pages: Pages of this rank's device pool.
+        num_pages: Pages of this rank's device pool, for full attention.
+        num_window_pages: Pages for sliding-window attention, where the model has it. None: as many.
+            With fewer, long prompts keep only their last windows.
         stores: Opens the store that pages go to and come from; None runs with the device alone.
         group: The ranks that make the same calls.
         shard: This rank's part of the heads; None for all of them.
@@ -92,35 +101,41 @@ def build_engine(
             f"build_engine: expected a shard for each of the {group.size} ranks, or one for all, "
             f"got {shard.count}"
         )
+    kind = ModelKind.of_config(model.config)
     geometry = KVGeometry.of_model(model, page_size=page_size, tensor_parallel_size=shard.count)
-    identity = cache_identity(identity_name, revision, geometry)
+    identity = cache_identity(identity_name, revision, geometry, kind)
+    num_window_pages = num_pages if num_window_pages is None else num_window_pages
     _agree(
         group,
-        f"{settings} {identity} shards={shard.count} pages={num_pages} store={stores is not None}",
+        f"{settings} {identity} shards={shard.count} pages={num_pages},{num_window_pages} "
+        f"store={stores is not None}",
         linker_settings.step_timeout_s,
     )
-    pool = PagedKVPool(geometry, num_pages, model.device)
-    allocator: SlotAllocator = PagedAllocator(num_pages, page_size)
-    if settings.poison_freed_pages:
-        allocator = PoisoningAllocator(allocator, pool)
+    device = Device.allocate(
+        kind,
+        geometry,
+        model.device,
+        num_pages=num_pages,
+        num_window_pages=num_window_pages,
+        poison=settings.poison_freed_pages,
+    )
     clock = MonotonicClock()
-    tree = UnifiedTreeCore(page_size=page_size)
-    slots = DeviceSlots(tree=tree, allocator=allocator)
+    tree = UnifiedTreeCore(page_size=page_size, sliding_window=kind.lookback)
+    slots = DeviceSlots(tree=tree, allocator=device.allocator)
     # Released in reverse order: the linker with its thread, the lookup threads, the store.
     with ExitStack() as building:
         linker: StoreLinker | None = None
         if stores is not None:
-            layout = PoolLayout(
-                identity=identity,
-                pool=PoolName.KV,
-                shard=shard,
-                range_bytes=geometry.range_bytes,
+            pools = device.group
+            layouts = pools.layouts(identity, rank=shard.index, num_ranks=shard.count)
+            opened = _open_on_all(
+                stores, [layout for _, layout in layouts], group, linker_settings.step_timeout_s
             )
-            store = _open_on_all(stores, layout, group, linker_settings.step_timeout_s)
-            building.callback(store.close)
+            for store in opened:
+                building.callback(store.close)
             linker = StoreLinker(
-                pools={PoolName.KV: pool.device_pool},
-                stores={PoolName.KV: store},
+                pools=pools,
+                stores=[(pool, store) for (pool, _), store in zip(layouts, opened, strict=True)],
                 copier=CpuCopier(),
             )
             building.callback(linker.close)
@@ -129,9 +144,7 @@ def build_engine(
         cache = UnifiedRadixCache(
             tree=tree,
             slots=slots,
-            components=(
-                FullComponent(allocator=allocator, evict=slots.make_room, release=slots.retire),
-            ),
+            components=_components(device, slots),
             group=group,
             executor=executor,
             clock=clock,
@@ -144,8 +157,7 @@ def build_engine(
             model=model,
             cache=cache,
             tree=tree,
-            allocator=allocator,
-            pool=pool,
+            device=device,
             clock=clock,
             settings=settings,
             num_ranks=group.size,
@@ -154,35 +166,58 @@ def build_engine(
         )
 
 
+def _components(device: Device, slots: DeviceSlots) -> list[LinkerComponent]:
+    """What takes part in a load: as much as the model has."""
+    components: list[LinkerComponent] = [
+        FullComponent(allocator=device.full, evict=slots.make_room, release=slots.retire)
+    ]
+    if device.windows is not None:
+        components.append(
+            SWAComponent(
+                pair=device.windows.pair,
+                sliding_window=device.kind.lookback,
+                evict=slots.make_room_swa,
+                release=slots.retire_swa,
+            )
+        )
+    return components
+
+
 def _open_on_all(
-    stores: StoreFactory, layout: PoolLayout, group: RankGroup, timeout_s: float
-) -> PageStore:
-    """Open this rank's store; where one rank cannot, none has it, and nobody waits for that rank.
+    stores: StoreFactory, layouts: Sequence[PoolLayout], group: RankGroup, timeout_s: float
+) -> list[PageStore]:
+    """Open this rank's stores; where one rank cannot, none has any, and nobody waits for that rank.
 
     Raises:
         LinkError: This rank's own reason.
         BackendUnavailableError: Another rank's; names it.
         AgreementError: A rank did not come in time.
     """
-    if group.size == 1:
-        return stores.open(layout)
-    store: PageStore | None = None
-    failure: LinkError | None = None
-    try:
-        store = stores.open(layout)
-    except LinkError as error:
-        failure = error
-    told = group.all_gather(b"" if failure is None else str(failure).encode(), timeout_s)
-    if failure is not None:
-        raise failure
-    assert store is not None
-    for rank, reason in enumerate(told):
-        if reason:
-            store.close()
-            raise BackendUnavailableError(
-                f"build_engine: rank {rank} could not open its store: {reason.decode()}", rank=rank
+    with ExitStack() as opening:
+        opened: list[PageStore] = []
+        failure: LinkError | None = None
+        try:
+            for layout in layouts:
+                store = stores.open(layout)
+                opening.callback(store.close)
+                opened.append(store)
+        except LinkError as error:
+            failure = error
+        told = [b""]
+        if group.size > 1:
+            told = list(
+                group.all_gather(b"" if failure is None else str(failure).encode(), timeout_s)
             )
-    return store
+        if failure is not None:
+            raise failure
+        for rank, reason in enumerate(told):
+            if reason:
+                raise BackendUnavailableError(
+                    f"build_engine: rank {rank} could not open its store: {reason.decode()}",
+                    rank=rank,
+                )
+        opening.pop_all()
+        return opened
 
 
 def _writers_of(linker: StoreLinker) -> Callable[[], Mapping[int, int]]:

@@ -4,8 +4,8 @@ A request's way, each step made by all ranks alike:
 
 1. `step`, then match, lookup and load until it is settled what must be computed (`_prefix`).
 2. Lock what was matched, make room for the rest and take its slots (`_stay`).
-3. Launch: copy the prefix out of the pool, run the rest of the prompt, decode greedily.
-4. Write the new whole pages into the pool and insert them; the cache offers them to the store.
+3. Launch: copy the prefix out of the pools, run the rest of the prompt, decode greedily.
+4. Write the new whole pages into the pools and insert them; the cache offers them to the store.
 5. Give back what is left: the slots of the last, partial page, the lock, the name, the batch.
 
 When anything is raised on the way, a KeyboardInterrupt included, all of this is undone. An
@@ -21,14 +21,13 @@ from typing import TYPE_CHECKING, Final, Self
 import attrs
 import torch
 
-from radixlink_contracts import InsertParams, RadixKey
+from radixlink_contracts import ComponentType, InsertParams, RadixKey
 from radixlink_contracts.errors import ContractError, InvalidTransitionError
-from radixlink_transformers._bridge import restore_prefix, save_pages
-from radixlink_transformers._forward import decode_greedily, most_likely, prefill
-from radixlink_transformers._hugging_face import new_cache
+from radixlink_transformers._forward import decode_greedily, ends_of_chunks, most_likely
 from radixlink_transformers._patience import Patience
 from radixlink_transformers._prefix import PrefixFinder
 from radixlink_transformers._request import EngineRequest, prompt_key
+from radixlink_transformers._sequence import RunningSequence
 from radixlink_transformers._stay import Stay
 from radixlink_transformers._values import (
     EngineSettings,
@@ -43,15 +42,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
     from types import TracebackType
 
-    from radixlink_contracts import (
-        Clock,
-        LinkedPrefixCache,
-        RequestId,
-        SlotAllocator,
-        TreeCore,
-    )
-    from radixlink_transformers._hugging_face import CausalModel, KVCache
-    from radixlink_transformers._pool import PagedKVPool
+    from radixlink_contracts import Clock, LinkedPrefixCache, RequestId, TreeCore
+    from radixlink_transformers._device import Device, PrefixRows
+    from radixlink_transformers._hugging_face import CausalModel
     from radixlink_transformers._prefix import FoundPrefix
     from radixlink_transformers._values import Progress
 
@@ -71,8 +64,7 @@ class TransformersEngine:
         model: CausalModel,
         cache: LinkedPrefixCache,
         tree: TreeCore,
-        allocator: SlotAllocator,
-        pool: PagedKVPool,
+        device: Device,
         clock: Clock,
         settings: EngineSettings,
         num_ranks: int = 1,
@@ -85,8 +77,7 @@ class TransformersEngine:
             model: Computes.
             cache: Decides what need not be computed.
             tree: That cache's own, to read where a prefix lies.
-            allocator: Deals out the slots of `pool`.
-            pool: Holds the pages.
+            device: Holds the pages.
             clock: For figures, and for deadlines where there is one rank.
             settings: How to run and wait.
             num_ranks: How many ranks make the same calls.
@@ -96,26 +87,23 @@ class TransformersEngine:
         Raises:
             ContractError: The parts do not fit each other.
         """
-        page_sizes = {tree.page_size, allocator.page_size, pool.geometry.page_size}
-        num_slots = pool.num_pages * pool.geometry.page_size
-        if len(page_sizes) != 1 or allocator.size > num_slots:
+        if tree.page_size != device.page_size or tree.sliding_window < device.kind.lookback:
             raise ContractError(
-                "TransformersEngine: expected tree, allocator and pool of one page size, and no "
-                f"more slots than the pool's {num_slots}, got page sizes {sorted(page_sizes)} "
-                f"and {allocator.size} slots"
+                f"TransformersEngine: expected a tree of pages of {device.page_size} tokens and a "
+                f"window of at least {device.kind.lookback}, got pages of {tree.page_size} and a "
+                f"window of {tree.sliding_window}"
             )
         self._model: Final = model
         self._cache: Final = cache
         self._tree: Final = tree
-        self._allocator: Final = allocator
-        self._pool: Final = pool
+        self._device: Final = device
         self._clock: Final = clock
         self._settings: Final = settings
         self._num_ranks: Final = num_ranks
         self._pages_by_writer: Final = pages_by_writer
         self._resources: Final = resources or ExitStack()
         self._finder: Final = PrefixFinder(cache)
-        self._page_size: Final = pool.geometry.page_size
+        self._page_size: Final = device.page_size
         self._closed = False
 
     def __enter__(self) -> Self:
@@ -172,7 +160,7 @@ class TransformersEngine:
             prefix_slots = stay.lock(found.match)
             # The last new token is never run, so it needs no slot.
             longest = self._whole_pages(len(tokens) + max_new_tokens - 1 + self._page_size - 1)
-            stay.reserve(longest - found.num_tokens, found.num_tokens, self._begin_wait)
+            stay.reserve(longest - found.num_tokens, found.num_tokens)
             stay.launch()
             tell(
                 PrefillStarted(
@@ -180,16 +168,15 @@ class TransformersEngine:
                     num_tokens=len(tokens) - found.num_tokens,
                 )
             )
-            kv, logits = self._run_prompt(tokens, self._pool.rows_of(prefix_slots))
+            prefix = self._device.rows_of_prefix(prefix_slots)
+            sequence, logits = self._run_prompt(tokens, prefix)
             new_tokens: list[int] = []
-            for token in decode_greedily(
-                self._model, kv, logits, len(tokens), max_new_tokens, eos_ids
-            ):
+            for token in decode_greedily(sequence.run, logits, max_new_tokens, eos_ids):
                 if not new_tokens:
                     timer.answered()
                 new_tokens.append(token)
                 tell(TokenGenerated(token=token))
-            self._keep(stay, kv, (*tokens, *new_tokens[:-1]), prefix_slots)
+            self._keep(stay, sequence, (*tokens, *new_tokens[:-1]), prefix_slots)
         return Generation(
             tokens=tuple(new_tokens),
             first_logits=logits,
@@ -225,7 +212,8 @@ class TransformersEngine:
         with self._stay() as stay:
             found = self._finder.find_on_device(prompt_key(tokens))
             timer.settled()
-            return self._first_token(tokens, self._pool.rows_of(stay.lock(found.match)), timer)
+            rows = self._device.rows_of_prefix(stay.lock(found.match))
+            return self._first_token(tokens, rows, timer)
 
     def first_token_with_pages_swapped(
         self,
@@ -238,7 +226,7 @@ class TransformersEngine:
         """A control: the same, but with one page's bytes taken from another page.
 
         A check that compares logits must see this; one that does not sees no stale page either. The
-        pool is not changed.
+        pool is not changed. It is the keys and values of full attention that are wrong.
 
         Args:
             prompt: A prompt whose pages are on the device, for example after `generate`.
@@ -253,20 +241,21 @@ class TransformersEngine:
         self._require_open("first_token_with_pages_swapped")
         timer = _Timer(self._clock)
         tokens = tuple(prompt)
+        key = prompt_key(tokens)
+        if num_prefix_tokens is not None:
+            key = attrs.evolve(key, token_ids=key.token_ids[:num_prefix_tokens])
         with self._stay() as stay:
-            found = self._finder.find_on_device(prompt_key(tokens))
+            found = self._finder.find_on_device(key)
             timer.settled()
-            rows = self._pool.rows_of(stay.lock(found.match))
-            if num_prefix_tokens is not None:
-                rows = rows[: num_prefix_tokens // self._page_size]
+            prefix = self._device.rows_of_prefix(stay.lock(found.match))
+            rows = prefix.kv.clone()
             if page == other or not (0 <= page < len(rows) and 0 <= other < len(rows)):
                 raise ContractError(
                     "first_token_with_pages_swapped: expected two different pages of the "
                     f"{len(rows)} that are used from the device, got {page} and {other}"
                 )
-            rows = rows.clone()
             rows[page] = rows[other]
-            return self._first_token(tokens, rows, timer)
+            return self._first_token(tokens, attrs.evolve(prefix, kv=rows), timer)
 
     # -- the cache as a whole -------------------------------------------------------------------
 
@@ -286,7 +275,7 @@ class TransformersEngine:
     @property
     def available_tokens(self) -> int:
         """Slots that are free, without evicting anything."""
-        return self._allocator.available_size
+        return self._device.full.available_size
 
     @property
     def num_outstanding(self) -> int:
@@ -327,47 +316,64 @@ class TransformersEngine:
     # -- steps of the above ---------------------------------------------------------------------
 
     def _first_token(
-        self, tokens: tuple[int, ...], page_rows: torch.Tensor, timer: _Timer
+        self, tokens: tuple[int, ...], prefix: PrefixRows, timer: _Timer
     ) -> FirstToken:
-        _, logits = self._run_prompt(tokens, page_rows)
+        _, logits = self._run_prompt(tokens, prefix)
         token = most_likely(logits)
         timer.answered()
-        num_cached = len(page_rows) * self._page_size
         return FirstToken(
             token=token,
             logits=logits,
-            figures=timer.figures(len(tokens), device_tokens=num_cached, restored_tokens=0),
+            figures=timer.figures(len(tokens), device_tokens=prefix.num_tokens, restored_tokens=0),
         )
 
     def _run_prompt(
-        self, tokens: tuple[int, ...], page_rows: torch.Tensor
-    ) -> tuple[KVCache, torch.Tensor]:
-        """A cache of the whole prompt, its first pages from the pool, and the logits behind it."""
-        start = len(page_rows) * self._page_size
-        kv = new_cache(self._model.config)
-        restore_prefix(kv, self._pool, page_rows)
-        chunk_tokens = self._settings.chunk_tokens
-        return kv, prefill(self._model, kv, tokens[start:], start, chunk_tokens)
+        self, tokens: tuple[int, ...], prefix: PrefixRows
+    ) -> tuple[RunningSequence, torch.Tensor]:
+        """A sequence of the whole prompt, its first pages from the device, and the logits behind."""
+        sequence = RunningSequence(self._model, self._device, prefix)
+        sequence.fill()
+        start = sequence.num_tokens
+        first, *ends = ends_of_chunks(start, len(tokens), self._settings.chunk_tokens)
+        logits = sequence.run(tokens[start:first])
+        for end in ends:
+            logits = sequence.run(tokens[sequence.num_tokens : end])
+        return sequence, logits
 
     def _keep(
-        self, stay: Stay, kv: KVCache, tokens: tuple[int, ...], prefix_slots: torch.Tensor
+        self,
+        stay: Stay,
+        sequence: RunningSequence,
+        tokens: tuple[int, ...],
+        prefix_slots: torch.Tensor,
     ) -> None:
-        """Write the new whole pages of a sequence into the pool, and insert them."""
+        """Write the new whole pages of a sequence into the pools, and insert them."""
         start, end = len(prefix_slots), self._whole_pages(len(tokens))
-        slots = stay.new_slots(end - start)
-        save_pages(kv, self._pool, self._pool.rows_of(slots), start)
+        new = stay.new_slots(end - start)
+        floor = start + new.num_without_window
+        sequence.save(new.full, start, floor)
         params = InsertParams(
             key=RadixKey(array("q", tokens[:end])),
-            value=torch.cat([prefix_slots, slots]),
+            value=torch.cat([prefix_slots, new.full]),
             prev_prefix_len=start,
+            component_evicted_seqlens=self._floors(floor),
         )
-        stay.insert(params, len(slots))
+        stay.insert(params, len(new.full))
+
+    def _floors(self, window_start: int) -> dict[ComponentType, int]:
+        """From which token on a sequence has a window, for an insert."""
+        return {} if self._device.windows is None else {ComponentType.SWA: window_start}
 
     def _whole_pages(self, num_tokens: int) -> int:
         return num_tokens - num_tokens % self._page_size
 
     def _stay(self) -> Stay:
-        return Stay(cache=self._cache, tree=self._tree, allocator=self._allocator)
+        return Stay(
+            cache=self._cache,
+            tree=self._tree,
+            device=self._device,
+            begin_wait=self._begin_wait,
+        )
 
     def _begin_wait(self, timeout_s: float | None = None) -> Patience:
         settings = self._settings

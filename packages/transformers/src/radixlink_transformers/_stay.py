@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from contextlib import ExitStack, suppress
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Final, Self, TypeVar
 
+import attrs
 import torch
 
 from radixlink_contracts import EvictParams, IncLockRefParams, MatchPrefixParams
@@ -19,10 +20,25 @@ if TYPE_CHECKING:
         LinkedPrefixCache,
         MatchResult,
         RequestId,
-        SlotAllocator,
         TreeCore,
     )
+    from radixlink_transformers._device import Device
     from radixlink_transformers._patience import Patience
+
+_T = TypeVar("_T")
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class NewSlots:
+    """Slots for the end of a sequence.
+
+    Attributes:
+        full: Full slots. Shape: (n,) int64, whole pages.
+        num_without_window: The first so many of them have no window slot beside.
+    """
+
+    full: torch.Tensor
+    num_without_window: int
 
 
 class Stay:
@@ -40,21 +56,26 @@ class Stay:
         *,
         cache: LinkedPrefixCache,
         tree: TreeCore,
-        allocator: SlotAllocator,
+        device: Device,
+        begin_wait: Callable[[], Patience],
     ) -> None:
         """Hold nothing yet.
 
         Args:
             cache: The controller.
             tree: Its tree, to read where a prefix lies.
-            allocator: Of the pool.
+            device: Its slots.
+            begin_wait: Begins to wait for room.
         """
         self._cache: Final = cache
         self._tree: Final = tree
-        self._allocator: Final = allocator
+        self._device: Final = device
+        self._begin_wait: Final = begin_wait
         self._leaving: Final = ExitStack()
         self._num_launched = 0
         self._slots = torch.empty(0, dtype=torch.int64)
+        #: Window slots that are not beside a full slot yet.
+        self._window_slots = torch.empty(0, dtype=torch.int64)
 
     def __enter__(self) -> Self:
         """Begin; the batches are the last to be given back."""
@@ -95,44 +116,49 @@ class Stay:
         self._leaving.callback(self._cache.dec_lock_ref, receipt.to_dec_params())
         return self._tree.path_indices(found.last_device_node)
 
-    def reserve(self, num_tokens: int, num_locked: int, begin_wait: Callable[[], Patience]) -> None:
+    # -- room ------------------------------------------------------------------------------------
+
+    def reserve(self, num_tokens: int, num_locked: int) -> None:
         """The request has slots for so many tokens; evicts and waits for offloads where it must.
 
         Args:
             num_tokens: Whole pages.
             num_locked: Tokens that the request itself keeps locked, for the message.
-            begin_wait: Begins to wait for pages that are on their way to a store.
 
         Raises:
             CapacityError: There is no room even so. The request has no slots then.
         """
         self._leaving.callback(self._free_slots)
-        allocator = self._allocator
+        full, windows = self._device.full, self._device.windows
         # What does not fit into an empty pool is not worth evicting everything for.
-        patience = begin_wait() if num_tokens + num_locked <= allocator.size else None
-        while patience is not None:
-            missing = num_tokens - allocator.available_size
-            if missing > 0:
-                self._cache.evict(EvictParams(num_tokens=missing))
-            slots = allocator.alloc(num_tokens)
-            if slots is not None:
-                self._slots = slots
-                return
-            # Pages that an offload still reads are locked; its end is a matter of steps.
-            if not self._cache.num_outstanding or not patience.pause():
-                break
-            self._cache.step()
-        raise CapacityError(
-            f"expected room for {num_tokens} tokens in a pool of {allocator.size} beside the "
-            f"{num_locked} that the request has there, got {allocator.available_size} after "
-            "eviction; the rest is in use, or the pool is too small",
-            needed=num_tokens,
-            available=allocator.available_size,
-        )
+        fits = num_tokens + num_locked <= full.size
+        if not fits or not self._until(lambda: self._take_slots(num_tokens) or None):
+            beside = "" if windows is None else f" and one of {windows.pair.swa.size} for windows"
+            raise CapacityError(
+                f"expected room for {num_tokens} tokens in a pool of {full.size}{beside} beside "
+                f"the {num_locked} that the request has there, got {full.available_size} after "
+                "eviction; the rest is in use, or the pool is too small",
+                needed=num_tokens,
+                available=full.available_size,
+            )
 
-    def new_slots(self, num_tokens: int) -> torch.Tensor:
-        """The first of the reserved slots. Shape: (num_tokens,) int64."""
-        return self._slots[:num_tokens]
+    def new_slots(self, num_tokens: int) -> NewSlots:
+        """The first of the reserved slots, the last of them with window slots beside.
+
+        There may be fewer window slots than full ones, but always enough for one window.
+
+        Args:
+            num_tokens: Whole pages.
+        """
+        full, windows = self._slots[:num_tokens], self._device.windows
+        num_beside = 0
+        if windows is not None:
+            num_beside = min(num_tokens, len(self._window_slots))
+            beside, rest = self._window_slots[:num_beside], self._window_slots[num_beside:]
+            if num_beside:
+                windows.pair.map_full_to_swa(full[num_tokens - num_beside :], beside)
+            self._window_slots = rest
+        return NewSlots(full=full, num_without_window=num_tokens - num_beside)
 
     def insert(self, params: InsertParams, num_new: int) -> None:
         """The cache holds a sequence, and owns the first of the reserved slots.
@@ -151,11 +177,51 @@ class Stay:
             self._slots = rest
             # All or nothing, and refused where the insert had freed them as duplicates.
             with suppress(ContractError):
-                self._allocator.free(slots[~in_tree])
+                self._device.allocator.free(slots[~in_tree])
             raise
         self._slots = rest
+
+    def _take_slots(self, num_tokens: int) -> bool:
+        """Take slots, evicting what is missing; False, with none taken, where that is not enough."""
+        full, windows = self._device.full, self._device.windows
+        swa, least, most = None, 0, 0
+        if windows is not None:
+            swa, geometry = windows.pair.swa, windows.pool.geometry
+            most = min(num_tokens, swa.size)
+            least = min(num_tokens, geometry.pages_of(num_tokens) * geometry.page_size)
+        missing = EvictParams(
+            num_tokens=max(0, num_tokens - full.available_size),
+            swa_num_tokens=0 if swa is None else max(0, most - swa.available_size),
+        )
+        if missing.num_tokens or missing.swa_num_tokens:
+            self._cache.evict(missing)
+        if swa is not None and swa.available_size < least:
+            return False
+        slots = full.alloc(num_tokens)
+        if slots is None:
+            return False
+        self._slots = slots
+        if swa is not None:
+            window_slots = swa.alloc(min(most, swa.available_size))
+            assert window_slots is not None, "no more than what is available was asked for"
+            self._window_slots = window_slots
+        return True
+
+    def _until(self, take: Callable[[], _T | None]) -> _T | None:
+        """What `take` gives in the end, when pages that offloads still read are free; else None."""
+        patience = self._begin_wait()
+        while True:
+            taken = take()
+            # Such pages are locked; the end of an offload is a matter of steps.
+            if taken is not None or not self._cache.num_outstanding or not patience.pause():
+                return taken
+            self._cache.step()
 
     def _free_slots(self) -> None:
         if len(self._slots):
             slots, self._slots = self._slots, self._slots[:0]
-            self._allocator.free(slots)
+            self._device.allocator.free(slots)
+        if len(self._window_slots):
+            window_slots, self._window_slots = self._window_slots, self._window_slots[:0]
+            assert self._device.windows is not None
+            self._device.windows.pair.swa.free(window_slots)
