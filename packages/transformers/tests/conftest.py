@@ -25,7 +25,13 @@ if TYPE_CHECKING:
 
     from typing_extensions import Buffer
 
-    from radixlink_contracts import PageKeys, PageStore, PoolLayout
+    from radixlink_contracts import (
+        PageKeys,
+        PageStore,
+        PoolLayout,
+        SlotAllocator,
+        StateAllocator,
+    )
     from radixlink_linker import LinkerSettings
     from radixlink_transformers import CausalModel
 
@@ -79,6 +85,50 @@ def gemma() -> CausalModel:
 def gpt_oss() -> CausalModel:
     """Windows and full attention in turn, with sinks and experts."""
     return tiny("gpt_oss", sliding_window=32, num_local_experts=4, num_experts_per_tok=2)
+
+
+@pytest.fixture(scope="session")
+def qwen3_next() -> CausalModel:
+    """Three layers of linear attention and one of full attention, with experts."""
+    return tiny(
+        "qwen3_next",
+        linear_num_value_heads=4,
+        linear_num_key_heads=2,
+        linear_key_head_dim=16,
+        linear_value_head_dim=16,
+        num_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=32,
+        shared_expert_intermediate_size=32,
+    )
+
+
+@pytest.fixture(scope="session")
+def falcon_h1() -> CausalModel:
+    """Both in every layer."""
+    return tiny(
+        "falcon_h1",
+        mamba_d_ssm=64,
+        mamba_n_heads=4,
+        mamba_d_head=16,
+        mamba_n_groups=1,
+        mamba_d_state=16,
+        mamba_chunk_size=32,
+    )
+
+
+@pytest.fixture(scope="session")
+def bamba() -> CausalModel:
+    """Mamba 2 and full attention in turn."""
+    return tiny(
+        "bamba",
+        attn_layer_indices=[1, 3],
+        mamba_n_heads=8,
+        mamba_d_head=16,
+        mamba_n_groups=1,
+        mamba_d_state=16,
+        mamba_chunk_size=32,
+    )
 
 
 @pytest.fixture(scope="session")
@@ -189,6 +239,7 @@ class EngineMaker(Protocol):
         of: CausalModel | None = None,
         num_pages: int = 64,
         num_window_pages: int | None = None,
+        num_states: int | None = None,
         settings: EngineSettings | None = None,
         linker_settings: LinkerSettings | None = None,
     ) -> TransformersEngine: ...
@@ -210,6 +261,7 @@ def make(model: CausalModel) -> Iterator[EngineMaker]:
         of: CausalModel | None = None,
         num_pages: int = 64,
         num_window_pages: int | None = None,
+        num_states: int | None = None,
         settings: EngineSettings | None = None,
         linker_settings: LinkerSettings | None = None,
     ) -> TransformersEngine:
@@ -220,6 +272,7 @@ def make(model: CausalModel) -> Iterator[EngineMaker]:
             page_size=PAGE_SIZE,
             num_pages=num_pages,
             num_window_pages=num_window_pages,
+            num_states=num_states,
             stores=stores,
             group=SoloGroup(),
             settings=settings or EngineSettings(poison_freed_pages=True),
@@ -239,9 +292,11 @@ def at_rest(engine: TransformersEngine) -> bool:
     tree, device = engine._tree, engine._device
     assert isinstance(tree, UnifiedTreeCore)
     check_invariants(tree)
-    sizes = {ComponentType.FULL: device.full}
+    sizes: dict[ComponentType, SlotAllocator | StateAllocator] = {ComponentType.FULL: device.full}
     if device.windows is not None:
         sizes[ComponentType.SWA] = device.windows.pair.swa
+    if device.states is not None:
+        sizes[ComponentType.MAMBA] = device.states.slots
     return all(
         tree.protected(kind) == 0
         and tree.evictable(kind) + allocator.available_size == allocator.size

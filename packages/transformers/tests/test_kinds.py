@@ -9,6 +9,7 @@ from transformers import (
     FalconH1Config,
     Gemma3TextConfig,
     GptOssConfig,
+    Lfm2Config,
     LlamaConfig,
     MistralConfig,
     Qwen2Config,
@@ -44,6 +45,23 @@ def test_a_gemma_has_windows_beside() -> None:
     assert (kind.sliding_window, kind.lookback) == (512, 511)
 
 
+@pytest.mark.parametrize(
+    ("config", "full", "states", "chunk"),
+    [
+        (Qwen3NextConfig(num_hidden_layers=8), (3, 7), (0, 1, 2, 4, 5, 6), 64),
+        (BambaConfig(num_hidden_layers=3, attn_layer_indices=[1]), (1,), (0, 2), 256),
+        (FalconH1Config(num_hidden_layers=2, mamba_chunk_size=128), (0, 1), (0, 1), 128),
+    ],
+)
+def test_recurrent_models_have_states_beside(
+    config: object, full: tuple[int, ...], states: tuple[int, ...], chunk: int
+) -> None:
+    kind = _kind(config)
+    assert (kind.full_layers, kind.state_layers) == (full, states)
+    assert (kind.window_layers, kind.state_chunk_tokens) == ((), chunk)
+    assert kind.layout
+
+
 def test_models_of_other_windows_do_not_share_pages() -> None:
     layouts = {
         _kind(Gemma3TextConfig(num_hidden_layers=layers, sliding_window=window)).layout
@@ -56,9 +74,8 @@ def test_models_of_other_windows_do_not_share_pages() -> None:
     ("config", "found"),
     [
         (MistralConfig(sliding_window=4096), "mistral: .* got 32 sliding_attention"),
-        (Qwen3NextConfig(), "12 full_attention, 36 linear_attention"),
-        (BambaConfig(), "linear_attention"),
-        (FalconH1Config(), "hybrid"),
+        (BambaConfig(attn_layer_indices=[]), "got 32 linear_attention"),
+        (Lfm2Config(num_hidden_layers=4, full_attn_idxs=[1, 3]), "2 conv, 2 full_attention"),
         (DeepseekV3Config(), "kv_lora_rank"),
         (GptOssConfig(sliding_window=1), r"at least 2 tokens, got \[1\]"),
     ],

@@ -7,8 +7,8 @@
 * `KVGeometry`, `PagedKVPool`, `restore_prefix` and `save_pages` are the bridge between pages and a
   `DynamicCache`, for engines of your own.
 
-It runs models of full attention (Llama, Qwen2, Qwen3, SmolLM2, ...), and of full and sliding-window
-attention (Gemma 3, GPT-OSS), on a CPU; others are refused.
+It runs models of full attention (Llama, Qwen2, Qwen3, SmolLM2, ...), perhaps beside sliding windows
+(Gemma 3, GPT-OSS) or recurrent states (Qwen3-Next, Falcon-H1, Bamba), on a CPU; others are refused.
 """
 
 from radixlink_transformers._assembly import build_engine, default_linker_settings

@@ -6,7 +6,7 @@ import math
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Final
 
-from radixlink_components import FullComponent, SWAComponent
+from radixlink_components import FullComponent, MambaComponent, SWAComponent
 from radixlink_contracts import Shard
 from radixlink_contracts.errors import (
     AgreementError,
@@ -27,8 +27,9 @@ from radixlink_transformers._device import Device
 from radixlink_transformers._engine import TransformersEngine
 from radixlink_transformers._geometry import KVGeometry, cache_identity
 from radixlink_transformers._kinds import ModelKind
+from radixlink_transformers._states import StateGeometry
 from radixlink_transformers._values import EngineSettings
-from radixlink_tree import UnifiedTreeCore
+from radixlink_tree import StateRules, UnifiedTreeCore
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -55,6 +56,7 @@ def build_engine(
     page_size: int,
     num_pages: int,
     num_window_pages: int | None = None,
+    num_states: int | None = None,
     stores: StoreFactory | None,
     group: RankGroup,
     shard: Shard | None = None,
@@ -71,6 +73,8 @@ def build_engine(
         num_pages: Pages of this rank's device pool, for full attention.
         num_window_pages: Pages for sliding-window attention, where the model has it. None: as many.
             With fewer, long prompts keep only their last windows.
+        num_states: Slots for recurrent states, where the model has them; a request that goes on
+            from one needs two. None: for as many prompts as the pages.
         stores: Opens the store that pages go to and come from; None runs with the device alone.
         group: The ranks that make the same calls.
         shard: This rank's part of the heads; None for all of them.
@@ -103,12 +107,13 @@ def build_engine(
         )
     kind = ModelKind.of_config(model.config)
     geometry = KVGeometry.of_model(model, page_size=page_size, tensor_parallel_size=shard.count)
-    identity = cache_identity(identity_name, revision, geometry, kind)
+    states = StateGeometry.of_model(model, kind) if kind.state_layers else None
+    identity = cache_identity(identity_name, revision, geometry, kind, states)
     num_window_pages = num_pages if num_window_pages is None else num_window_pages
     _agree(
         group,
         f"{settings} {identity} shards={shard.count} pages={num_pages},{num_window_pages} "
-        f"store={stores is not None}",
+        f"states={num_states} store={stores is not None}",
         linker_settings.step_timeout_s,
     )
     device = Device.allocate(
@@ -117,11 +122,24 @@ def build_engine(
         model.device,
         num_pages=num_pages,
         num_window_pages=num_window_pages,
+        states=None
+        if states is None
+        else (states, settings.state_interval_tokens or kind.state_chunk_tokens),
+        num_states=num_states,
         poison=settings.poison_freed_pages,
     )
     clock = MonotonicClock()
-    tree = UnifiedTreeCore(page_size=page_size, sliding_window=kind.lookback)
-    slots = DeviceSlots(tree=tree, allocator=device.allocator)
+    tree = UnifiedTreeCore(
+        page_size=page_size,
+        sliding_window=kind.lookback,
+        states=None if states is None else StateRules(),
+    )
+    slots = DeviceSlots(
+        tree=tree,
+        allocator=device.allocator,
+        states=None if device.states is None else device.states.slots,
+        copy_state=None if device.states is None else device.states.pool.copy,
+    )
     # Released in reverse order: the linker with its thread, the lookup threads, the store.
     with ExitStack() as building:
         linker: StoreLinker | None = None
@@ -178,6 +196,14 @@ def _components(device: Device, slots: DeviceSlots) -> list[LinkerComponent]:
                 sliding_window=device.kind.lookback,
                 evict=slots.make_room_swa,
                 release=slots.retire_swa,
+            )
+        )
+    if device.states is not None:
+        components.append(
+            MambaComponent(
+                states=device.states.slots,
+                evict=slots.make_room_states,
+                release=slots.retire_state,
             )
         )
     return components

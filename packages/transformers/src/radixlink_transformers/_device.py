@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Self
 
 import attrs
 
 from radixlink_contracts import PoolName
 from radixlink_contracts.errors import ContractError
-from radixlink_pools import DevicePoolGroup, FullSwaAllocator, PagedAllocator
-from radixlink_transformers._poison import PoisoningAllocator, PoisoningPair
+from radixlink_pools import DevicePoolGroup, FullSwaAllocator, PagedAllocator, StateSlotAllocator
+from radixlink_transformers._poison import (
+    PoisoningAllocator,
+    PoisoningPair,
+    PoisoningStates,
+)
 from radixlink_transformers._pool import PagedKVPool
+from radixlink_transformers._states import StatePool
 
 if TYPE_CHECKING:
     import torch
 
-    from radixlink_contracts import PairedAllocator, SlotAllocator
+    from radixlink_contracts import PairedAllocator, SlotAllocator, StateAllocator
     from radixlink_transformers._geometry import KVGeometry
     from radixlink_transformers._kinds import ModelKind
+    from radixlink_transformers._states import StateGeometry
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -31,6 +38,21 @@ class Windows:
 
     pool: PagedKVPool
     pair: PairedAllocator
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class States:
+    """Recurrent states.
+
+    Attributes:
+        pool: The states.
+        slots: Deals them out.
+        interval: Tokens between two that a prompt leaves behind: whole pages.
+    """
+
+    pool: StatePool
+    slots: StateAllocator
+    interval: int
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -58,12 +80,14 @@ class Device:
         kv: Pages of full attention.
         allocator: Deals their slots out; with windows it is their pair, whose `free` frees both.
         windows: Pages of sliding-window attention, where the model has it.
+        states: Recurrent states, likewise.
     """
 
     kind: ModelKind
     kv: PagedKVPool
     allocator: SlotAllocator
     windows: Windows | None = None
+    states: States | None = None
 
     def __attrs_post_init__(self) -> None:
         """Refuse parts that do not fit each other."""
@@ -84,6 +108,8 @@ class Device:
         *,
         num_pages: int,
         num_window_pages: int,
+        states: tuple[StateGeometry, int] | None,
+        num_states: int | None,
         poison: bool,
     ) -> Self:
         """Make the pools, and who deals them out.
@@ -94,22 +120,43 @@ class Device:
             device: Where.
             num_pages: Pages of full attention.
             num_window_pages: Pages of sliding-window attention; of use where the model has it.
+            states: Of a model with recurrent states: their shape, and how many tokens a prompt has
+                at least between two that it leaves behind.
+            num_states: Their slots. None: as many as prompts that fill the pages leave behind, and
+                two.
             poison: Overwrite what is given back.
 
         Raises:
             ContractError: A number is out of range.
         """
         kv = PagedKVPool(geometry, num_pages, device)
-        if not kind.window_layers:
-            allocator: SlotAllocator = PagedAllocator(num_pages, geometry.page_size)
+        if kind.window_layers:
+            pool = PagedKVPool(geometry.of_windows(kind), num_window_pages, device, PoolName.SWA)
+            pair: PairedAllocator = FullSwaAllocator(
+                num_pages, num_window_pages, geometry.page_size
+            )
             if poison:
-                allocator = PoisoningAllocator(allocator, kv)
-            return cls(kind=kind, kv=kv, allocator=allocator)
-        pool = PagedKVPool(geometry.of_windows(kind), num_window_pages, device, PoolName.SWA)
-        pair: PairedAllocator = FullSwaAllocator(num_pages, num_window_pages, geometry.page_size)
+                pair = PoisoningPair(pair, kv, pool)
+            return cls(kind=kind, kv=kv, allocator=pair, windows=Windows(pool=pool, pair=pair))
+        allocator: SlotAllocator = PagedAllocator(num_pages, geometry.page_size)
         if poison:
-            pair = PoisoningPair(pair, kv, pool)
-        return cls(kind=kind, kv=kv, allocator=pair, windows=Windows(pool=pool, pair=pair))
+            allocator = PoisoningAllocator(allocator, kv)
+        if states is None:
+            return cls(kind=kind, kv=kv, allocator=allocator)
+        shape, least_interval = states
+        interval = math.lcm(geometry.page_size, least_interval)
+        if num_states is None:
+            num_states = num_pages * geometry.page_size // interval + 2
+        state_pool = StatePool(shape, num_states, device)
+        slots: StateAllocator = StateSlotAllocator(num_states)
+        if poison:
+            slots = PoisoningStates(slots, state_pool)
+        return cls(
+            kind=kind,
+            kv=kv,
+            allocator=allocator,
+            states=States(pool=state_pool, slots=slots, interval=interval),
+        )
 
     @property
     def page_size(self) -> int:
@@ -129,7 +176,10 @@ class Device:
     @property
     def group(self) -> DevicePoolGroup:
         """The pools, as transfers see them."""
-        return DevicePoolGroup([pool.device_pool for pool in self.kv_pools], self.kind.num_layers)
+        entries = [pool.device_pool for pool in self.kv_pools]
+        if self.states is not None:
+            entries.append(self.states.pool.device_pool)
+        return DevicePoolGroup(entries, self.kind.num_layers)
 
     def rows_of_prefix(self, slots: torch.Tensor) -> PrefixRows:
         """Where a prefix lies that the cache matched, or is about to load.

@@ -23,6 +23,7 @@ import torch
 
 from radixlink_contracts import ComponentType, InsertParams, RadixKey
 from radixlink_contracts.errors import ContractError, InvalidTransitionError
+from radixlink_transformers._boundaries import Boundaries
 from radixlink_transformers._forward import decode_greedily, ends_of_chunks, most_likely
 from radixlink_transformers._patience import Patience
 from radixlink_transformers._prefix import PrefixFinder
@@ -42,10 +43,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
     from types import TracebackType
 
-    from radixlink_contracts import Clock, LinkedPrefixCache, RequestId, TreeCore
+    from radixlink_contracts import Clock, LinkedPrefixCache, LinkedTreeCore, RequestId
     from radixlink_transformers._device import Device, PrefixRows
     from radixlink_transformers._hugging_face import CausalModel
     from radixlink_transformers._prefix import FoundPrefix
+    from radixlink_transformers._stay import LockedPrefix
     from radixlink_transformers._values import Progress
 
 
@@ -63,7 +65,7 @@ class TransformersEngine:
         *,
         model: CausalModel,
         cache: LinkedPrefixCache,
-        tree: TreeCore,
+        tree: LinkedTreeCore,
         device: Device,
         clock: Clock,
         settings: EngineSettings,
@@ -157,7 +159,7 @@ class TransformersEngine:
         with self._stay() as stay:
             found = self._finder.find(request, stay, self._begin_wait, tell)
             timer.settled()
-            prefix_slots = stay.lock(found.match)
+            prefix = stay.lock(found.match)
             # The last new token is never run, so it needs no slot.
             longest = self._whole_pages(len(tokens) + max_new_tokens - 1 + self._page_size - 1)
             stay.reserve(longest - found.num_tokens, found.num_tokens)
@@ -168,15 +170,23 @@ class TransformersEngine:
                     num_tokens=len(tokens) - found.num_tokens,
                 )
             )
-            prefix = self._device.rows_of_prefix(prefix_slots)
-            sequence, logits = self._run_prompt(tokens, prefix)
+            state = self._take_state(stay, prefix)
+            boundaries = Boundaries(self._device, stay, found.match, len(tokens), state)
+            sequence = RunningSequence(
+                self._model,
+                self._device,
+                self._device.rows_of_prefix(prefix.slots),
+                state=state,
+                on_run=boundaries.note,
+            )
+            logits = self._run_prompt(sequence, tokens, boundaries.stops)
             new_tokens: list[int] = []
             for token in decode_greedily(sequence.run, logits, max_new_tokens, eos_ids):
                 if not new_tokens:
                     timer.answered()
                 new_tokens.append(token)
                 tell(TokenGenerated(token=token))
-            self._keep(stay, sequence, (*tokens, *new_tokens[:-1]), prefix_slots)
+            self._keep(stay, sequence, (*tokens, *new_tokens[:-1]), prefix.slots, boundaries)
         return Generation(
             tokens=tuple(new_tokens),
             first_logits=logits,
@@ -198,12 +208,14 @@ class TransformersEngine:
     def first_token_without_store(self, prompt: Sequence[int]) -> FirstToken:
         """What follows a prompt with what the device has now, and no store.
 
-        The other arm of a comparison. Inserts nothing, offloads nothing, and takes no slot.
+        The other arm of a comparison. Inserts nothing, offloads nothing, and takes no slot but one
+        for a state.
 
         Args:
             prompt: At least one token.
 
         Raises:
+            CapacityError: There is no room for a state.
             ContractError: There is no prompt.
         """
         self._require_open("first_token_without_store")
@@ -212,8 +224,9 @@ class TransformersEngine:
         with self._stay() as stay:
             found = self._finder.find_on_device(prompt_key(tokens))
             timer.settled()
-            rows = self._device.rows_of_prefix(stay.lock(found.match))
-            return self._first_token(tokens, rows, timer)
+            prefix = stay.lock(found.match)
+            rows = self._device.rows_of_prefix(prefix.slots)
+            return self._first_token(tokens, rows, self._take_state(stay, prefix), timer)
 
     def first_token_with_pages_swapped(
         self,
@@ -247,15 +260,17 @@ class TransformersEngine:
         with self._stay() as stay:
             found = self._finder.find_on_device(key)
             timer.settled()
-            prefix = self._device.rows_of_prefix(stay.lock(found.match))
-            rows = prefix.kv.clone()
+            prefix = stay.lock(found.match)
+            of_prefix = self._device.rows_of_prefix(prefix.slots)
+            rows = of_prefix.kv.clone()
             if page == other or not (0 <= page < len(rows) and 0 <= other < len(rows)):
                 raise ContractError(
                     "first_token_with_pages_swapped: expected two different pages of the "
                     f"{len(rows)} that are used from the device, got {page} and {other}"
                 )
             rows[page] = rows[other]
-            return self._first_token(tokens, attrs.evolve(prefix, kv=rows), timer)
+            state = self._take_state(stay, prefix)
+            return self._first_token(tokens, attrs.evolve(of_prefix, kv=rows), state, timer)
 
     # -- the cache as a whole -------------------------------------------------------------------
 
@@ -316,9 +331,10 @@ class TransformersEngine:
     # -- steps of the above ---------------------------------------------------------------------
 
     def _first_token(
-        self, tokens: tuple[int, ...], prefix: PrefixRows, timer: _Timer
+        self, tokens: tuple[int, ...], prefix: PrefixRows, state: int | None, timer: _Timer
     ) -> FirstToken:
-        _, logits = self._run_prompt(tokens, prefix)
+        sequence = RunningSequence(self._model, self._device, prefix, state=state)
+        logits = self._run_prompt(sequence, tokens)
         token = most_likely(logits)
         timer.answered()
         return FirstToken(
@@ -327,18 +343,21 @@ class TransformersEngine:
             figures=timer.figures(len(tokens), device_tokens=prefix.num_tokens, restored_tokens=0),
         )
 
+    def _take_state(self, stay: Stay, prefix: LockedPrefix) -> int | None:
+        """A slot for the states of a request; None for a model without."""
+        return None if self._device.states is None else stay.take_state(prefix)
+
     def _run_prompt(
-        self, tokens: tuple[int, ...], prefix: PrefixRows
-    ) -> tuple[RunningSequence, torch.Tensor]:
-        """A sequence of the whole prompt, its first pages from the device, and the logits behind."""
-        sequence = RunningSequence(self._model, self._device, prefix)
+        self, sequence: RunningSequence, tokens: tuple[int, ...], stops: Collection[int] = ()
+    ) -> torch.Tensor:
+        """Append the rest of the prompt; the logits behind it. Shape: (vocabulary,)."""
         sequence.fill()
         start = sequence.num_tokens
-        first, *ends = ends_of_chunks(start, len(tokens), self._settings.chunk_tokens)
+        first, *ends = ends_of_chunks(start, len(tokens), self._settings.chunk_tokens, stops)
         logits = sequence.run(tokens[start:first])
         for end in ends:
             logits = sequence.run(tokens[sequence.num_tokens : end])
-        return sequence, logits
+        return logits
 
     def _keep(
         self,
@@ -346,19 +365,30 @@ class TransformersEngine:
         sequence: RunningSequence,
         tokens: tuple[int, ...],
         prefix_slots: torch.Tensor,
+        boundaries: Boundaries,
     ) -> None:
-        """Write the new whole pages of a sequence into the pools, and insert them."""
-        start, end = len(prefix_slots), self._whole_pages(len(tokens))
-        new = stay.new_slots(end - start)
+        """Write the new pages of a sequence that are of use into the pools, and insert them."""
+        start = len(prefix_slots)
+        ends = boundaries.of_insert(start, len(tokens))
+        if not ends:
+            return
+        new = stay.new_slots(ends[-1].num_tokens - start)
         floor = start + new.num_without_window
         sequence.save(new.full, start, floor)
-        params = InsertParams(
-            key=RadixKey(array("q", tokens[:end])),
-            value=torch.cat([prefix_slots, new.full]),
-            prev_prefix_len=start,
-            component_evicted_seqlens=self._floors(floor),
-        )
-        stay.insert(params, len(new.full))
+        value = torch.cat([prefix_slots, new.full])
+        inserted = start
+        for boundary in ends:
+            end = boundary.num_tokens
+            params = InsertParams(
+                key=RadixKey(array("q", tokens[:end])),
+                value=value[:end],
+                prev_prefix_len=inserted,
+                inserted_len=inserted if inserted > start else 0,
+                component_evicted_seqlens=self._floors(floor),
+                mamba_value=boundary.state,
+            )
+            stay.insert(params, end - inserted)
+            inserted = end
 
     def _floors(self, window_start: int) -> dict[ComponentType, int]:
         """From which token on a sequence has a window, for an insert."""

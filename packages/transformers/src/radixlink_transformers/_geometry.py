@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     import torch
 
     from radixlink_transformers._hugging_face import CausalModel, DecoderConfig
+    from radixlink_transformers._states import StateGeometry
 
 
 @attrs.frozen(kw_only=True)
@@ -111,7 +112,11 @@ class KVGeometry:
 
 
 def cache_identity(
-    model_name: str, revision: str, geometry: KVGeometry, kind: ModelKind
+    model_name: str,
+    revision: str,
+    geometry: KVGeometry,
+    kind: ModelKind,
+    states: StateGeometry | None = None,
 ) -> CacheIdentity:
     """What the pages of such a model mean. Two engines share pages if and only if this is equal.
 
@@ -120,14 +125,16 @@ def cache_identity(
         revision: Which weights: a commit or a digest of them.
         geometry: The shape of a rank's full attention.
         kind: What the model's layers keep.
+        states: The shape of its recurrent states, where it has them.
     """
+    of_states = "" if states is None else states.layout
     return CacheIdentity(
         model=model_name,
         revision=revision,
         dtype=str(geometry.dtype).removeprefix("torch."),
         page_size=geometry.page_size,
         num_layers=kind.num_layers,
-        layout=geometry.layout + kind.layout,
+        layout=geometry.layout + kind.layout + of_states,
     )
 
 

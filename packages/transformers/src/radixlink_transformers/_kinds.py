@@ -35,6 +35,7 @@ _KEPT_BY: Final = {
 _SUPPORTED: Final = (
     frozenset({_FULL}),
     frozenset({_FULL, _SWA}),
+    frozenset({_FULL, _MAMBA}),
 )
 
 _USUAL_STATE_CHUNK: Final = 64

@@ -1,4 +1,4 @@
-"""Allocators that overwrite what is given back: whoever reads a freed page reads NaN.
+"""Allocators that overwrite what is given back: whoever reads a freed page or state reads NaN.
 
 For debugging. Each stands before another allocator, which decides; only what that took is
 overwritten, since what it refuses must stay as it is.
@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Final
 
 from typing_extensions import override
 
-from radixlink_contracts import PairedAllocator, SlotAllocator
+from radixlink_contracts import PairedAllocator, SlotAllocator, StateAllocator
 
 if TYPE_CHECKING:
     import torch
 
     from radixlink_transformers._pool import PagedKVPool
+    from radixlink_transformers._states import StatePool
 
 
 class PoisoningAllocator(SlotAllocator):
@@ -122,3 +123,34 @@ class PoisoningPair(PairedAllocator):
     def _poison_windows(self, partners: torch.Tensor) -> None:
         """Overwrite the window slots that there were. Shape: (n,) int64, -1 for none."""
         self._windows.poison(self._windows.rows_of(partners[partners >= 0]))
+
+
+class PoisoningStates(StateAllocator):
+    """Another allocator, whose freed states are overwritten.
+
+    Cost: a write of each freed state.
+    """
+
+    def __init__(self, slots: StateAllocator, pool: StatePool) -> None:
+        """Deal out the slots of this allocator, which are the pool's."""
+        self._slots: Final = slots
+        self._pool: Final = pool
+
+    @property
+    @override
+    def size(self) -> int:
+        return self._slots.size
+
+    @property
+    @override
+    def available_size(self) -> int:
+        return self._slots.available_size
+
+    @override
+    def alloc(self) -> int | None:
+        return self._slots.alloc()
+
+    @override
+    def free(self, slot: int) -> None:
+        self._slots.free(slot)
+        self._pool.poison(slot)

@@ -9,7 +9,7 @@ from radixlink_transformers._forward import run_tokens
 from radixlink_transformers._hugging_face import new_cache
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     import torch
 
@@ -27,13 +27,24 @@ class RunningSequence:
     Thread: the scheduler's.
     """
 
-    def __init__(self, model: CausalModel, device: Device, prefix: PrefixRows) -> None:
+    def __init__(
+        self,
+        model: CausalModel,
+        device: Device,
+        prefix: PrefixRows,
+        *,
+        state: int | None = None,
+        on_run: Callable[[int], None] | None = None,
+    ) -> None:
         """Announce a prefix.
 
         Args:
             model: Runs.
             device: Of this model.
             prefix: Locked there for as long as it is not filled.
+            state: For a model with recurrent states a slot of the sequence's own: with the states
+                at the end of the prefix, where there is one. Forwards change them there.
+            on_run: Is told after each forward how many tokens the sequence has.
         """
         self._model: Final = model
         self._device: Final = device
@@ -42,10 +53,14 @@ class RunningSequence:
         #: The pool of each layer of keys and values, and where the prefix lies in it.
         self._places: dict[int, tuple[PagedKVPool, torch.Tensor]] = {}
         self._num_tokens = prefix.num_tokens
+        self._on_run: Final = on_run
         rows = (prefix.kv, prefix.windows)
         for pool, pool_rows in zip(device.kv_pools, rows, strict=False):
             announce_prefix(self._cache, pool, prefix.num_tokens)
             self._places |= dict.fromkeys(pool.geometry.layers, (pool, pool_rows))
+        if device.states is not None:
+            assert state is not None, "a sequence of a model with states has a slot"
+            device.states.pool.lend(self._cache, state, empty=not prefix.num_tokens)
 
     @property
     def num_tokens(self) -> int:
@@ -74,6 +89,8 @@ class RunningSequence:
         """
         logits = run_tokens(self._model, self._cache, tokens, self._num_tokens)
         self._num_tokens += len(tokens)
+        if self._on_run is not None:
+            self._on_run(self._num_tokens)
         return logits
 
     def save(self, slots: torch.Tensor, start: int, window_start: int) -> None:

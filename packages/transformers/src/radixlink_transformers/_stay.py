@@ -16,16 +16,30 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from radixlink_contracts import (
+        IncLockRefResult,
         InsertParams,
         LinkedPrefixCache,
+        LinkedTreeCore,
         MatchResult,
         RequestId,
-        TreeCore,
     )
     from radixlink_transformers._device import Device
     from radixlink_transformers._patience import Patience
 
 _T = TypeVar("_T")
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class LockedPrefix:
+    """A prefix on the device that stays there.
+
+    Attributes:
+        slots: Its full slots. Shape: (num_tokens,) int64.
+        receipt: Of the lock.
+    """
+
+    slots: torch.Tensor
+    receipt: IncLockRefResult
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -55,7 +69,7 @@ class Stay:
         self,
         *,
         cache: LinkedPrefixCache,
-        tree: TreeCore,
+        tree: LinkedTreeCore,
         device: Device,
         begin_wait: Callable[[], Patience],
     ) -> None:
@@ -74,6 +88,7 @@ class Stay:
         self._leaving: Final = ExitStack()
         self._num_launched = 0
         self._slots = torch.empty(0, dtype=torch.int64)
+        self._state_slots: list[int] = []
         #: Window slots that are not beside a full slot yet.
         self._window_slots = torch.empty(0, dtype=torch.int64)
 
@@ -106,15 +121,12 @@ class Stay:
             num_batches, self._num_launched = self._num_launched, 0
             self._cache.batch_retired(num_batches)
 
-    def lock(self, found: MatchResult) -> torch.Tensor:
-        """What was matched stays.
-
-        Returns:
-            Its slots. Shape: (found.device_prefix_len,) int64.
-        """
+    def lock(self, found: MatchResult) -> LockedPrefix:
+        """What was matched stays."""
         receipt = self._cache.inc_lock_ref(IncLockRefParams(node_id=found.last_device_node))
         self._leaving.callback(self._cache.dec_lock_ref, receipt.to_dec_params())
-        return self._tree.path_indices(found.last_device_node)
+        slots = self._tree.path_indices(found.last_device_node)
+        return LockedPrefix(slots=slots, receipt=receipt)
 
     # -- room ------------------------------------------------------------------------------------
 
@@ -160,26 +172,77 @@ class Stay:
             self._window_slots = rest
         return NewSlots(full=full, num_without_window=num_tokens - num_beside)
 
-    def insert(self, params: InsertParams, num_new: int) -> None:
-        """The cache holds a sequence, and owns the first of the reserved slots.
+    def take_state(self, prefix: LockedPrefix) -> int:
+        """A state slot of the request's own, with a copy of the state at the end of a prefix.
 
         Args:
-            params: The sequence; its value ends with those slots.
+            prefix: Where it is empty, what is in the slot is anything.
+
+        Raises:
+            CapacityError: There is no room, even after eviction.
+        """
+        begins = not len(prefix.slots)
+        slot = self._until(self.spare_state if begins else lambda: self._forked(prefix.receipt))
+        if slot is None:
+            states = self._device.states
+            assert states is not None
+            raise CapacityError(
+                f"expected room for a state in a pool of {states.slots.size}, got none after "
+                "eviction; the rest is in use, or the pool is too small",
+                needed=1,
+                available=0,
+            )
+        return slot
+
+    def spare_state(self) -> int | None:
+        """A state slot of the request's own, evicting for it; None when none can be had now."""
+        states = self._device.states
+        assert states is not None, "only a model with states needs their slots"
+        if not states.slots.available_size:
+            self._cache.evict(EvictParams(mamba_num=1))
+        slot = states.slots.alloc()
+        return None if slot is None else self._own(slot)
+
+    def _forked(self, receipt: IncLockRefResult) -> int | None:
+        slot = self._cache.fork_state(receipt)
+        return None if slot is None else self._own(slot)
+
+    def _own(self, slot: int) -> int:
+        if not self._state_slots:
+            self._leaving.callback(self._free_states)
+        self._state_slots.append(slot)
+        return slot
+
+    def insert(self, params: InsertParams, num_new: int) -> None:
+        """The cache holds a sequence, and owns the first of the reserved slots, and the state.
+
+        Args:
+            params: The sequence; its value ends with those slots, and its state is one of the
+                request's. What the cache has already is the request's to the end.
             num_new: How many they are. The rest is freed at the end.
         """
         slots, rest = self._slots[:num_new], self._slots[num_new:]
         try:
-            self._cache.insert(params)
+            result = self._cache.insert(params)
         except BaseException:
             # It may have come from any point of the insert: look who has the slots now.
             found = self._cache.match_prefix(MatchPrefixParams(key=params.key))
             in_tree = torch.isin(slots, self._tree.path_indices(found.last_device_node))
             self._slots = rest
+            if self._tree.node(found.last_device_node).mamba_slot == params.mamba_value:
+                self._give_state(params.mamba_value)
             # All or nothing, and refused where the insert had freed them as duplicates.
             with suppress(ContractError):
                 self._device.allocator.free(slots[~in_tree])
             raise
         self._slots = rest
+        if not result.mamba_exist:
+            self._give_state(params.mamba_value)
+
+    def _give_state(self, slot: int | None) -> None:
+        """A state is the cache's now; nothing to do for none."""
+        if slot is not None:
+            self._state_slots.remove(slot)
 
     def _take_slots(self, num_tokens: int) -> bool:
         """Take slots, evicting what is missing; False, with none taken, where that is not enough."""
@@ -225,3 +288,9 @@ class Stay:
             window_slots, self._window_slots = self._window_slots, self._window_slots[:0]
             assert self._device.windows is not None
             self._device.windows.pair.swa.free(window_slots)
+
+    def _free_states(self) -> None:
+        states = self._device.states
+        assert states is not None
+        while self._state_slots:
+            states.slots.free(self._state_slots.pop())

@@ -21,21 +21,25 @@ class EngineSettings:
         wait_timeout_s: How long one request may wait for its lookup and load, or for room. A
             backstop: longer than the cache's own deadlines, which end a wait more gently.
         poll_interval_s: The pause between two steps of such a wait.
-        poison_freed_pages: Write NaN over pages when they are given back, to find whoever still
-            reads them. For debugging: costs a write of each freed page.
+        poison_freed_pages: Write NaN over pages and states when they are given back, to find
+            whoever still reads them. For debugging: costs a write of each of them.
+        state_interval_tokens: A prompt of a model with recurrent states leaves one behind at each
+            multiple of this, in whole pages, and at its last page. None: of the chunk in which the
+            model computes its recurrence.
     """
 
     chunk_tokens: int | None = None
     wait_timeout_s: float = 60.0
     poll_interval_s: float = 0.0002
     poison_freed_pages: bool = False
+    state_interval_tokens: int | None = None
 
     def __attrs_post_init__(self) -> None:
         """Refuse an empty chunk and a wait that never ends."""
-        if self.chunk_tokens is not None and self.chunk_tokens < 1:
-            raise ContractError(
-                f"EngineSettings: expected chunk_tokens of at least 1, got {self.chunk_tokens}"
-            )
+        for name in ("chunk_tokens", "state_interval_tokens"):
+            value: int | None = getattr(self, name)
+            if value is not None and value < 1:
+                raise ContractError(f"EngineSettings: expected {name} of at least 1, got {value}")
         if self.wait_timeout_s < 0 or self.poll_interval_s <= 0:
             raise ContractError(
                 "EngineSettings: expected wait_timeout_s >= 0 and poll_interval_s > 0, "
