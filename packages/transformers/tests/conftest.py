@@ -21,7 +21,7 @@ from radixlink_transformers._hugging_face import new_cache
 from radixlink_tree import UnifiedTreeCore, check_invariants
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from typing_extensions import Buffer
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
         SlotAllocator,
         StateAllocator,
     )
-    from radixlink_linker import LinkerSettings
+    from radixlink_linker import LinkerSettings, StoreLinkerSettings
     from radixlink_transformers import CausalModel
 
 PAGE_SIZE = 16
@@ -153,6 +153,8 @@ class MemoryStores:
         #: While clear, puts wait.
         self.writable = threading.Event()
         self.writable.set()
+        #: Is asked before each read of a layer range; what it refuses cannot be read.
+        self.may_read: Callable[[PoolName, int], bool] = lambda pool, layer_range: True
         self.num_open = 0
 
     def open(self, layout: PoolLayout) -> PageStore:
@@ -183,6 +185,8 @@ class MemoryStore:
 
     def read(self, handles: PageHandles, layer_range: int, out: Buffer) -> PageBits:
         assert self.stores.readable.wait(20)
+        if not self.stores.may_read(self.layout.pool, layer_range):
+            return PageBits.none(len(handles.keys))
         size = self.layout.range_bytes[layer_range]
         rows = memoryview(out)
         good: list[int] = []
@@ -242,6 +246,7 @@ class EngineMaker(Protocol):
         num_states: int | None = None,
         settings: EngineSettings | None = None,
         linker_settings: LinkerSettings | None = None,
+        store_settings: StoreLinkerSettings | None = None,
     ) -> TransformersEngine: ...
 
 
@@ -264,6 +269,7 @@ def make(model: CausalModel) -> Iterator[EngineMaker]:
         num_states: int | None = None,
         settings: EngineSettings | None = None,
         linker_settings: LinkerSettings | None = None,
+        store_settings: StoreLinkerSettings | None = None,
     ) -> TransformersEngine:
         engine = build_engine(
             of or model,
@@ -277,6 +283,7 @@ def make(model: CausalModel) -> Iterator[EngineMaker]:
             group=SoloGroup(),
             settings=settings or EngineSettings(poison_freed_pages=True),
             linker_settings=linker_settings,
+            store_settings=store_settings,
         )
         engines.append(engine)
         return engine

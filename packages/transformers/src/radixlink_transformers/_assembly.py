@@ -19,12 +19,14 @@ from radixlink_linker import (
     LinkerSettings,
     MonotonicClock,
     StoreLinker,
+    StoreLinkerSettings,
     ThreadExecutor,
     UnifiedRadixCache,
 )
 from radixlink_pools import CpuCopier
 from radixlink_transformers._device import Device
 from radixlink_transformers._engine import TransformersEngine
+from radixlink_transformers._gate import LayerGate
 from radixlink_transformers._geometry import KVGeometry, cache_identity
 from radixlink_transformers._kinds import ModelKind
 from radixlink_transformers._states import StateGeometry
@@ -62,6 +64,7 @@ def build_engine(
     shard: Shard | None = None,
     settings: EngineSettings | None = None,
     linker_settings: LinkerSettings | None = None,
+    store_settings: StoreLinkerSettings | None = None,
 ) -> TransformersEngine:
     """An engine of one rank, ready for its first request.
 
@@ -80,6 +83,7 @@ def build_engine(
         shard: This rank's part of the heads; None for all of them.
         settings: How to run and wait.
         linker_settings: What the ranks of the group agree on; None for `default_linker_settings`.
+        store_settings: How this rank moves bytes; None for the linker's own defaults.
 
     Raises:
         UnsupportedModelError: The model keeps what this engine cannot page.
@@ -155,6 +159,7 @@ def build_engine(
                 pools=pools,
                 stores=[(pool, store) for (pool, _), store in zip(layouts, opened, strict=True)],
                 copier=CpuCopier(),
+                settings=store_settings,
             )
             building.callback(linker.close)
         executor = ThreadExecutor(num_threads=_NUM_LOOKUP_THREADS)
@@ -178,6 +183,7 @@ def build_engine(
             device=device,
             clock=clock,
             settings=settings,
+            gate=None if linker is None else LayerGate(model, kind, linker.layer_done_counter),
             num_ranks=group.size,
             pages_by_writer=dict if linker is None else _writers_of(linker),
             resources=building.pop_all(),

@@ -4,7 +4,10 @@ A request's way, each step made by all ranks alike:
 
 1. `step`, then match, lookup and load until it is settled what must be computed (`_prefix`).
 2. Lock what was matched, make room for the rest and take its slots (`_stay`).
-3. Launch: copy the prefix out of the pools, run the rest of the prompt, decode greedily.
+3. Launch: copy the prefix out of the pools, run the rest of the prompt, decode greedily. Where the
+   load is layer-wise, each layer of the first forward waits for its own bytes, and it is agreed
+   how the load ended before anything of that forward is used; when it failed, begin at 2 again
+   with what the device has.
 4. Write the new whole pages into the pools and insert them; the cache offers them to the store.
 5. Give back what is left: the slots of the last, partial page, the lock, the name, the batch.
 
@@ -43,8 +46,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
     from types import TracebackType
 
-    from radixlink_contracts import Clock, LinkedPrefixCache, LinkedTreeCore, RequestId
+    from radixlink_contracts import (
+        Clock,
+        LinkedPrefixCache,
+        LinkedTreeCore,
+        MatchResult,
+        RequestId,
+    )
     from radixlink_transformers._device import Device, PrefixRows
+    from radixlink_transformers._gate import LayerGate
     from radixlink_transformers._hugging_face import CausalModel
     from radixlink_transformers._prefix import FoundPrefix
     from radixlink_transformers._stay import LockedPrefix
@@ -69,6 +79,7 @@ class TransformersEngine:
         device: Device,
         clock: Clock,
         settings: EngineSettings,
+        gate: LayerGate | None = None,
         num_ranks: int = 1,
         pages_by_writer: Callable[[], Mapping[int, int]] = dict,
         resources: ExitStack | None = None,
@@ -82,6 +93,7 @@ class TransformersEngine:
             device: Holds the pages.
             clock: For figures, and for deadlines where there is one rank.
             settings: How to run and wait.
+            gate: Lets layers wait; needed for layer-wise loads.
             num_ranks: How many ranks make the same calls.
             pages_by_writer: Says what the property of that name does.
             resources: What to release at the end.
@@ -101,10 +113,11 @@ class TransformersEngine:
         self._device: Final = device
         self._clock: Final = clock
         self._settings: Final = settings
+        self._gate: Final = gate
         self._num_ranks: Final = num_ranks
         self._pages_by_writer: Final = pages_by_writer
         self._resources: Final = resources or ExitStack()
-        self._finder: Final = PrefixFinder(cache)
+        self._finder: Final = PrefixFinder(cache, settings.load_mode)
         self._page_size: Final = device.page_size
         self._closed = False
 
@@ -159,34 +172,22 @@ class TransformersEngine:
         with self._stay() as stay:
             found = self._finder.find(request, stay, self._begin_wait, tell)
             timer.settled()
-            prefix = stay.lock(found.match)
-            # The last new token is never run, so it needs no slot.
-            longest = self._whole_pages(len(tokens) + max_new_tokens - 1 + self._page_size - 1)
-            stay.reserve(longest - found.num_tokens, found.num_tokens)
-            stay.launch()
-            tell(
-                PrefillStarted(
-                    num_cached_tokens=found.num_tokens,
-                    num_tokens=len(tokens) - found.num_tokens,
-                )
-            )
-            state = self._take_state(stay, prefix)
-            boundaries = Boundaries(self._device, stay, found.match, len(tokens), state)
-            sequence = RunningSequence(
-                self._model,
-                self._device,
-                self._device.rows_of_prefix(prefix.slots),
-                state=state,
-                on_run=boundaries.note,
-            )
-            logits = self._run_prompt(sequence, tokens, boundaries.stops)
+            run = self._launch(request, tokens, max_new_tokens, found, stay, tell)
+            if run is None:
+                # It is computed now, whatever the store has; what ran is over.
+                stay.retire()
+                found = attrs.evolve(found, match=self._on_device(request), loading_tokens=0)
+                timer.settled()
+                run = self._launch(request, tokens, max_new_tokens, found, stay, tell)
+                assert run is not None, "nothing is loaded that could fail"
+            sequence, logits = run.sequence, run.logits
             new_tokens: list[int] = []
             for token in decode_greedily(sequence.run, logits, max_new_tokens, eos_ids):
                 if not new_tokens:
                     timer.answered()
                 new_tokens.append(token)
                 tell(TokenGenerated(token=token))
-            self._keep(stay, sequence, (*tokens, *new_tokens[:-1]), prefix.slots, boundaries)
+            self._keep(stay, run, (*tokens, *new_tokens[:-1]))
         return Generation(
             tokens=tuple(new_tokens),
             first_logits=logits,
@@ -334,7 +335,10 @@ class TransformersEngine:
         self, tokens: tuple[int, ...], prefix: PrefixRows, state: int | None, timer: _Timer
     ) -> FirstToken:
         sequence = RunningSequence(self._model, self._device, prefix, state=state)
-        logits = self._run_prompt(sequence, tokens)
+        sequence.fill()
+        logits = torch.empty(0)
+        for end in self._ends(sequence, tokens):
+            logits = sequence.run(tokens[sequence.num_tokens : end])
         token = most_likely(logits)
         timer.answered()
         return FirstToken(
@@ -343,39 +347,82 @@ class TransformersEngine:
             figures=timer.figures(len(tokens), device_tokens=prefix.num_tokens, restored_tokens=0),
         )
 
+    def _launch(
+        self,
+        request: EngineRequest,
+        tokens: tuple[int, ...],
+        max_new_tokens: int,
+        found: FoundPrefix,
+        stay: Stay,
+        tell: Callable[[Progress], None],
+    ) -> _Run | None:
+        """Make room, and run the prompt behind what was found.
+
+        Returns:
+            None where what was being loaded did not come: nothing that was computed counts.
+        """
+        prefix = stay.lock(found.match)
+        slots = torch.cat([prefix.slots, request.loading[: found.loading_tokens]])
+        # The last new token is never run, so it needs no slot.
+        longest = self._whole_pages(len(tokens) + max_new_tokens - 1 + self._page_size - 1)
+        stay.reserve(longest - len(slots), len(slots))
+        state = self._take_state(stay, prefix)
+        if found.loading_tokens and stay.load_failed:
+            return None
+        batch = stay.launch()
+        tell(PrefillStarted(num_cached_tokens=len(slots), num_tokens=len(tokens) - len(slots)))
+        boundaries = Boundaries(self._device, stay, found.match, len(tokens), state)
+        sequence = RunningSequence(
+            self._model,
+            self._device,
+            self._device.rows_of_prefix(slots),
+            state=state,
+            on_run=boundaries.note,
+        )
+        first, *ends = self._ends(sequence, tokens, boundaries.stops)
+        if found.loading_tokens:
+            assert self._gate is not None, "only a linker with layers admits"
+            with self._gate.before_each_layer(batch, sequence.fill_layer):
+                logits = sequence.run(tokens[len(slots) : first])
+        else:
+            sequence.fill()
+            logits = sequence.run(tokens[len(slots) : first])
+        stay.finish_loads(batch)
+        if found.loading_tokens:
+            if stay.load_failed:
+                return None
+            # Where the cache has it now, and locked from here on.
+            num_tokens, slots = len(slots), stay.lock(self._on_device(request)).slots
+            assert len(slots) == num_tokens, "what landed is locked for its request"
+        for end in ends:
+            logits = sequence.run(tokens[sequence.num_tokens : end])
+        return _Run(sequence=sequence, logits=logits, prefix_slots=slots, boundaries=boundaries)
+
+    def _on_device(self, request: EngineRequest) -> MatchResult:
+        """Where the device has a request's prompt."""
+        return self._finder.find_on_device(request.key).match
+
     def _take_state(self, stay: Stay, prefix: LockedPrefix) -> int | None:
         """A slot for the states of a request; None for a model without."""
         return None if self._device.states is None else stay.take_state(prefix)
 
-    def _run_prompt(
+    def _ends(
         self, sequence: RunningSequence, tokens: tuple[int, ...], stops: Collection[int] = ()
-    ) -> torch.Tensor:
-        """Append the rest of the prompt; the logits behind it. Shape: (vocabulary,)."""
-        sequence.fill()
-        start = sequence.num_tokens
-        first, *ends = ends_of_chunks(start, len(tokens), self._settings.chunk_tokens, stops)
-        logits = sequence.run(tokens[start:first])
-        for end in ends:
-            logits = sequence.run(tokens[sequence.num_tokens : end])
-        return logits
+    ) -> list[int]:
+        """Where each forward of the rest of a prompt ends."""
+        chunk_tokens = self._settings.chunk_tokens
+        return ends_of_chunks(sequence.num_tokens, len(tokens), chunk_tokens, stops)
 
-    def _keep(
-        self,
-        stay: Stay,
-        sequence: RunningSequence,
-        tokens: tuple[int, ...],
-        prefix_slots: torch.Tensor,
-        boundaries: Boundaries,
-    ) -> None:
+    def _keep(self, stay: Stay, run: _Run, tokens: tuple[int, ...]) -> None:
         """Write the new pages of a sequence that are of use into the pools, and insert them."""
-        start = len(prefix_slots)
-        ends = boundaries.of_insert(start, len(tokens))
+        start = len(run.prefix_slots)
+        ends = run.boundaries.of_insert(start, len(tokens))
         if not ends:
             return
         new = stay.new_slots(ends[-1].num_tokens - start)
         floor = start + new.num_without_window
-        sequence.save(new.full, start, floor)
-        value = torch.cat([prefix_slots, new.full])
+        run.sequence.save(new.full, start, floor)
+        value = torch.cat([run.prefix_slots, new.full])
         inserted = start
         for boundary in ends:
             end = boundary.num_tokens
@@ -419,6 +466,23 @@ class TransformersEngine:
             raise InvalidTransitionError(
                 f"{event}: expected an open engine, got a closed one", state="closed", event=event
             )
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class _Run:
+    """A prompt that was run.
+
+    Attributes:
+        sequence: It.
+        logits: Behind it. Shape: (vocabulary,).
+        prefix_slots: Full slots of what was not computed, which are the cache's. Shape: (n,) int64.
+        boundaries: Where it can be gone on from.
+    """
+
+    sequence: RunningSequence
+    logits: torch.Tensor
+    prefix_slots: torch.Tensor
+    boundaries: Boundaries
 
 
 @attrs.define

@@ -16,12 +16,14 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from radixlink_contracts import (
+        BatchIndex,
         IncLockRefResult,
         InsertParams,
         LinkedPrefixCache,
         LinkedTreeCore,
         MatchResult,
         RequestId,
+        StepReport,
     )
     from radixlink_transformers._device import Device
     from radixlink_transformers._patience import Patience
@@ -86,6 +88,8 @@ class Stay:
         self._device: Final = device
         self._begin_wait: Final = begin_wait
         self._leaving: Final = ExitStack()
+        self._request_id: RequestId | None = None
+        self._load_failed = False
         self._num_launched = 0
         self._slots = torch.empty(0, dtype=torch.int64)
         self._state_slots: list[int] = []
@@ -108,12 +112,31 @@ class Stay:
 
     def name(self, request_id: RequestId) -> None:
         """The cache knows the request from now on."""
+        self._request_id = request_id
         self._leaving.callback(self._cache.release_aborted_request, request_id)
 
-    def launch(self) -> None:
-        """Start the queued loads and count a batch: what is retired now is free after `retire`."""
-        self._cache.ready_to_load_host_cache()
+    def launch(self) -> BatchIndex | None:
+        """Start the queued loads and count a batch: what is retired now is free after `retire`.
+
+        Returns:
+            What the layers of its forward wait for; None for nothing.
+        """
+        batch = self._cache.ready_to_load_host_cache()
         self._num_launched += 1
+        return batch
+
+    def finish_loads(self, batch: BatchIndex | None) -> None:
+        """It is decided how the layer-wise load of a launch ended: see `load_failed`."""
+        self._note(self._cache.finish_loads(batch))
+
+    @property
+    def load_failed(self) -> bool:
+        """The request's layer-wise load failed: nothing that was computed of it counts."""
+        return self._load_failed
+
+    def _note(self, report: StepReport) -> None:
+        if self._request_id in report.failed:
+            self._load_failed = True
 
     def retire(self) -> None:
         """The results of all batches launched here are processed."""
@@ -133,6 +156,8 @@ class Stay:
     def reserve(self, num_tokens: int, num_locked: int) -> None:
         """The request has slots for so many tokens; evicts and waits for offloads where it must.
 
+        Slots that it had reserved before are given back first.
+
         Args:
             num_tokens: Whole pages.
             num_locked: Tokens that the request itself keeps locked, for the message.
@@ -140,6 +165,7 @@ class Stay:
         Raises:
             CapacityError: There is no room even so. The request has no slots then.
         """
+        self._free_slots()
         self._leaving.callback(self._free_slots)
         full, windows = self._device.full, self._device.windows
         # What does not fit into an empty pool is not worth evicting everything for.
@@ -278,7 +304,7 @@ class Stay:
             # Such pages are locked; the end of an offload is a matter of steps.
             if taken is not None or not self._cache.num_outstanding or not patience.pause():
                 return taken
-            self._cache.step()
+            self._note(self._cache.step())
 
     def _free_slots(self) -> None:
         if len(self._slots):
