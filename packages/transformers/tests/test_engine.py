@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from radixlink_contracts import RequestId
+from radixlink_contracts import LoadMode, RequestId
 from radixlink_contracts.errors import CapacityError, ContractError, InvalidTransitionError
 from radixlink_transformers import (
     EngineSettings,
@@ -421,36 +421,51 @@ def test_an_abort_in_the_middle_leaves_locks_and_slots_as_they_were(
     assert at_rest(heir)
 
 
+@pytest.mark.parametrize(
+    ("family", "mode"),
+    [
+        ("model", LoadMode.STAGED),
+        ("model", LoadMode.LAYER_WISE),
+        ("gemma", LoadMode.STAGED),
+        ("gemma", LoadMode.LAYER_WISE),
+        ("falcon_h1", LoadMode.STAGED),
+    ],
+)
 def test_an_interrupt_before_any_call_leaves_locks_and_slots_as_they_were(
     make: EngineMaker,
     stores: MemoryStores,
-    model: CausalModel,
+    request: pytest.FixtureRequest,
     prompt: tuple[int, ...],
     monkeypatch: pytest.MonkeyPatch,
+    family: str,
+    mode: LoadMode,
 ) -> None:
-    donor = make(stores)
+    kind: CausalModel = request.getfixturevalue(family)
+    settings = EngineSettings(load_mode=mode, poison_freed_pages=True)
+    donor = make(stores, of=kind)
     donor.generate(prompt, R1, 1)
     assert donor.settle(10)
-    reference = generate_without_cache(model, prompt, NUM_NEW)
+    reference = generate_without_cache(kind, prompt, 2)
     done = False
     num_interrupted = 0
     while not done:
-        # 14 pages hold the request and 1 of what was there, so it evicts too.
-        heir = make(stores, num_pages=14)
+        # 14 pages hold the request and 1 of what was there, so it evicts too; so do 6 states.
+        heir = make(stores, of=kind, num_pages=14, num_states=6, settings=settings)
         heir.generate(other_prompt(9, 64), R1, 1)
         assert at_rest(heir)
         with monkeypatch.context() as patched:
             _interrupt_call(patched, heir, num_interrupted)
             try:
-                tokens = heir.generate(prompt, R2, NUM_NEW).tokens
+                tokens = heir.generate(prompt, R2, 2).tokens
             except KeyboardInterrupt:
                 num_interrupted += 1
             else:
                 done = True
                 assert tokens == reference.tokens
         assert at_rest(heir)
-        assert heir.generate(prompt, R3, NUM_NEW).tokens == reference.tokens
+        assert heir.generate(prompt, R3, 2).tokens == reference.tokens
         assert at_rest(heir)
+        heir.close()
     assert num_interrupted > 15
 
 
@@ -511,12 +526,18 @@ def _interrupt_call(
             "match_prefix",
             "init_load_back",
             "ready_to_load_host_cache",
+            "finish_loads",
             "inc_lock_ref",
+            "fork_state",
             "evict",
             "insert",
         ),
         engine._device.kv: ("read", "write"),
     }
+    if engine._device.windows is not None:
+        parts[engine._device.windows.pool] = ("read", "write")
+    if engine._device.states is not None:
+        parts[engine._device.states.pool] = ("lend", "copy")
     for owner, names in parts.items():
         for name in names:
             guard(owner, name)

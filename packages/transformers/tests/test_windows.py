@@ -52,14 +52,16 @@ def _distance(one: torch.Tensor, other: torch.Tensor) -> float:
 # -- restored logits ----------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("family", ["model", "gemma", "gpt_oss"])
 def test_restored_logits_equal_recomputed_ones_at_every_page_of_a_long_prompt(
-    make: EngineMaker, stores: MemoryStores, hybrid: CausalModel
+    make: EngineMaker, stores: MemoryStores, request: pytest.FixtureRequest, family: str
 ) -> None:
-    donor = make(stores, of=hybrid, settings=BY_PAGE)
+    layered: CausalModel = request.getfixturevalue(family)
+    donor = make(stores, of=layered, settings=BY_PAGE)
     donor.generate(LONG, R1, 1)
     assert donor.settle(10)
-    for recomputed in recompute_at_every_page(hybrid, LONG):
-        heir = make(stores, of=hybrid, settings=BY_PAGE)
+    for recomputed in recompute_at_every_page(layered, LONG):
+        heir = make(stores, of=layered, settings=BY_PAGE)
         restored = heir.generate(recomputed.prompt, R1, 1)
         assert restored.figures.restored_tokens == recomputed.num_shared
         assert torch.equal(restored.first_logits, recomputed.logits)
