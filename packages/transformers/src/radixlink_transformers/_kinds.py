@@ -1,10 +1,10 @@
 """`ModelKind`: which layers of a model keep what, and which models this engine can run.
 
-| transformers' layer type | keeps                                    | component  |
-|--------------------------|------------------------------------------|------------|
-| full_attention           | keys and values of every token           | FULL       |
-| sliding_attention        | keys and values of one window            | SWA        |
-| linear_attention         | convolution and recurrent states         | MAMBA      |
+| transformers' layer type | keeps                                      | component   |
+|--------------------------|--------------------------------------------|-------------|
+| full_attention           | keys and values of every token             | FULL        |
+| sliding_attention        | keys and values of one window              | SWA         |
+| linear_attention         | convolution and recurrent states           | MAMBA       |
 | hybrid                   | states, and keys and values of every token | FULL, MAMBA |
 """
 
@@ -38,8 +38,8 @@ _SUPPORTED: Final = (
     frozenset({_FULL, _MAMBA}),
 )
 
+#: Tokens of a chunk of linear attention where no setting says how many.
 _USUAL_STATE_CHUNK: Final = 64
-"""Tokens of a chunk of linear attention where no setting says how many."""
 
 
 @attrs.frozen(kw_only=True)
@@ -113,9 +113,9 @@ class ModelKind:
         """
         parts = ""
         if self.window_layers:
-            parts += f";window={self.sliding_window}@{_ranges(self.window_layers)}"
+            parts += f";window={self.sliding_window}@{_joined(self.window_layers)}"
         if self.state_layers:
-            parts += f";states@{_ranges(self.state_layers)};full@{_ranges(self.full_layers)}"
+            parts += f";states@{_joined(self.state_layers)};full@{_joined(self.full_layers)}"
         return parts
 
 
@@ -129,8 +129,8 @@ def _counted(types: tuple[str, ...]) -> str:
     return ", ".join(f"{count} {one}" for one, count in sorted(Counter(types).items()))
 
 
-def _ranges(layers: tuple[int, ...]) -> str:
-    """Layer indices, in as few characters as they need."""
+def _joined(layers: tuple[int, ...]) -> str:
+    """Layer indices, in one word."""
     return ",".join(map(str, layers))
 
 
