@@ -10,7 +10,7 @@ from radixlink_contracts import PageKeys, PoolName, PoolTransfer
 from radixlink_contracts.errors import ContractError
 from radixlink_transformers import KVGeometry, PagedKVPool, restore_prefix, save_pages
 from radixlink_transformers._forward import prefill
-from radixlink_transformers._hugging_face import new_cache
+from radixlink_transformers._hugging_face import kv_layer, new_cache
 
 if TYPE_CHECKING:
     from radixlink_transformers import CausalModel
@@ -125,7 +125,7 @@ def test_a_pool_row_is_a_page_of_keys_then_values(
     region = device_pool.region(1, device_pool.page_rows(transfer))
     assert device_pool.range_bytes == pool.geometry.range_bytes
     assert region.index.tolist() == [7, 2]
-    layer = kv.layers[1]
+    layer = kv_layer(kv, 1)
     expected = torch.cat([layer.keys[0, :, 16:32].flatten(), layer.values[0, :, 16:32].flatten()])
     assert torch.equal(region.rows[2].view(torch.float32), expected)
 
@@ -136,11 +136,11 @@ def test_pages_are_written_beside_a_reader_of_other_pages(
     kv = new_cache(model.config)
     prefill(model, kv, prompt, 0)
     save_pages(kv, pool, rows[:6], 0)
-    expected = pool.read_prefix(rows[:6])[0].keys
+    expected = pool.read(0, rows[:6]).keys
     seen: list[bool] = []
     reader = threading.Thread(
         target=lambda: seen.extend(
-            torch.equal(pool.read_prefix(rows[:6])[0].keys, expected) for _ in range(50)
+            torch.equal(pool.read(0, rows[:6]).keys, expected) for _ in range(50)
         )
     )
     reader.start()

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
-import attrs
 import pytest
 import torch
 
-from radixlink_contracts import PageBits, PageHandles, RequestId
+from radixlink_contracts import LoadMode, RequestId
 from radixlink_contracts.errors import CapacityError, ContractError, InvalidTransitionError
 from radixlink_transformers import (
     EngineSettings,
@@ -18,182 +17,24 @@ from radixlink_transformers import (
     PrefillStarted,
     Progress,
     TokenGenerated,
-    TransformersEngine,
     build_engine,
     generate_without_cache,
 )
 from radixlink_transformers._forward import prefill
 from radixlink_transformers._hugging_face import new_cache
 
+from .conftest import PAGE_SIZE, SoloGroup, at_rest, other_prompt
+
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable
 
-    from typing_extensions import Buffer
+    from radixlink_contracts import InsertParams
+    from radixlink_transformers import CausalModel, TransformersEngine
 
-    from radixlink_contracts import InsertParams, PageKeys, PageStore, PoolLayout
-    from radixlink_linker import LinkerSettings
-    from radixlink_transformers import CausalModel
+    from .conftest import EngineMaker, MemoryStores
 
-PAGE_SIZE = 16
 NUM_NEW = 8
 R1, R2, R3 = RequestId("r1"), RequestId("r2"), RequestId("r3")
-
-
-class MemoryStores:
-    """A store that engines of one test share. It can lose pages, lie about them, and be slow."""
-
-    def __init__(self) -> None:
-        self.pages: dict[bytes, dict[bytes, list[bytes]]] = {}
-        #: While clear, reads wait.
-        self.readable = threading.Event()
-        self.readable.set()
-        #: While clear, lookups wait.
-        self.answering = threading.Event()
-        self.answering.set()
-        #: While clear, puts wait.
-        self.writable = threading.Event()
-        self.writable.set()
-        self.num_open = 0
-
-    def open(self, layout: PoolLayout) -> PageStore:
-        self.num_open += 1
-        return MemoryStore(self, layout, self.pages.setdefault(layout.fingerprint, {}))
-
-    def close(self) -> None: ...
-
-    def keys(self) -> list[bytes]:
-        """The pages that are there, oldest first."""
-        (pages,) = self.pages.values()
-        return list(pages)
-
-    def lose(self, key: bytes) -> None:
-        (pages,) = self.pages.values()
-        del pages[key]
-
-
-@attrs.define(eq=False)
-class MemoryStore:
-    stores: MemoryStores
-    layout: PoolLayout
-    pages: dict[bytes, list[bytes]]
-
-    def contains(self, keys: PageKeys) -> PageBits:
-        assert self.stores.answering.wait(20)
-        return PageBits.of((i for i, key in enumerate(keys) if key in self.pages), len(keys))
-
-    def open(self, keys: PageKeys, ttl_s: float) -> PageHandles:
-        return PageHandles.missing(keys, self.contains(keys))
-
-    def read(self, handles: PageHandles, layer_range: int, out: Buffer) -> PageBits:
-        assert self.stores.readable.wait(20)
-        size = self.layout.range_bytes[layer_range]
-        rows = memoryview(out)
-        good: list[int] = []
-        for index, key in enumerate(handles.keys):
-            page = self.pages.get(key)
-            if page is not None:
-                rows[index * size : (index + 1) * size] = page[layer_range]
-                good.append(index)
-        return PageBits.of(good, len(handles.keys))
-
-    def put(self, keys: PageKeys, parts: Sequence[Buffer]) -> PageBits:
-        assert self.stores.writable.wait(20)
-        for index, key in enumerate(keys):
-            ranges = zip(parts, self.layout.range_bytes, strict=True)
-            page = [bytes(memoryview(p)[index * n : (index + 1) * n]) for p, n in ranges]
-            self.pages.setdefault(key, page)
-        return PageBits.all(len(keys))
-
-    def close(self) -> None:
-        self.stores.num_open -= 1
-
-
-class SoloGroup:
-    """One rank, which agrees with itself."""
-
-    rank = 0
-    size = 1
-
-    def all_and(self, words: bytearray, timeout_s: float) -> None: ...
-
-    def broadcast(self, value: bytes, root: int, timeout_s: float) -> bytes:
-        return value
-
-    def all_gather(self, value: bytes, timeout_s: float) -> tuple[bytes, ...]:
-        return (value,)
-
-    def split(self, color: int, timeout_s: float) -> SoloGroup:
-        return self
-
-    def renew(self, timeout_s: float) -> SoloGroup:
-        return self
-
-    def roll_call(self, mark: str, timeout_s: float) -> Mapping[int, str]:
-        return {0: mark}
-
-    def close(self) -> None: ...
-
-
-class EngineMaker(Protocol):
-    def __call__(
-        self,
-        stores: MemoryStores | None = None,
-        *,
-        num_pages: int = 64,
-        settings: EngineSettings | None = None,
-        linker_settings: LinkerSettings | None = None,
-    ) -> TransformersEngine: ...
-
-
-@pytest.fixture
-def stores() -> MemoryStores:
-    return MemoryStores()
-
-
-@pytest.fixture
-def make(model: CausalModel) -> Iterator[EngineMaker]:
-    """Makes engines that poison what they free, and closes them."""
-    engines: list[TransformersEngine] = []
-
-    def build(
-        stores: MemoryStores | None = None,
-        *,
-        num_pages: int = 64,
-        settings: EngineSettings | None = None,
-        linker_settings: LinkerSettings | None = None,
-    ) -> TransformersEngine:
-        engine = build_engine(
-            model,
-            identity_name="tiny",
-            revision="1",
-            page_size=PAGE_SIZE,
-            num_pages=num_pages,
-            stores=stores,
-            group=SoloGroup(),
-            settings=settings or EngineSettings(poison_freed_pages=True),
-            linker_settings=linker_settings,
-        )
-        engines.append(engine)
-        return engine
-
-    yield build
-    for engine in engines:
-        engine.close()
-
-
-def _at_rest(engine: TransformersEngine) -> bool:
-    """Nothing is outstanding or locked: everything can be evicted, and every slot is free then."""
-    assert engine.settle(10)
-    tree, allocator = engine._tree, engine._allocator
-    return (
-        tree.protected_size == 0
-        and tree.evictable_size + allocator.available_size == allocator.size
-    )
-
-
-def _other_prompt(seed: int, num_tokens: int = 192) -> tuple[int, ...]:
-    generator = torch.Generator().manual_seed(seed)
-    return tuple(torch.randint(0, 256, (num_tokens,), generator=generator).tolist())
 
 
 # -- what is computed, and what is not ----------------------------------------------------------
@@ -208,7 +49,7 @@ def test_an_engine_without_a_store_answers_like_the_reference(
     assert generation.tokens == reference.tokens
     assert torch.equal(generation.first_logits, reference.first_logits)
     assert generation.figures.computed_tokens == len(prompt)
-    assert _at_rest(engine)
+    assert at_rest(engine)
 
 
 def test_a_second_request_takes_its_prefix_from_the_device(
@@ -255,7 +96,7 @@ def test_another_engine_restores_what_the_store_has(
     assert generation.figures.computed_tokens == num_tokens - restored
     assert (generation.first_logits - reference.first_logits).abs().max() < 1e-4
     assert generation.tokens == reference.tokens
-    assert _at_rest(heir)
+    assert at_rest(heir)
 
 
 def test_restored_logits_equal_those_of_the_same_chunks_to_the_bit(
@@ -311,7 +152,7 @@ def test_a_lost_page_makes_the_prefix_shorter(
     donor = make(stores)
     donor.generate(prompt, R1, 1)
     assert donor.settle(10)
-    stores.lose(stores.keys()[5])
+    del stores.pool()[list(stores.pool())[5]]
     generation = make(stores).generate(prompt, R1, NUM_NEW)
     assert generation.figures.restored_tokens == 5 * PAGE_SIZE
     assert generation.tokens == generate_without_cache(model, prompt, NUM_NEW).tokens
@@ -327,12 +168,12 @@ def test_a_page_lost_between_lookup_and_load_is_computed(
 
     def lose_one(progress: Progress) -> None:
         if isinstance(progress, LoadStarted):
-            stores.lose(stores.keys()[3])
+            del stores.pool()[list(stores.pool())[3]]
 
     generation = heir.generate(prompt, R1, NUM_NEW, on_progress=lose_one)
     assert generation.figures.restored_tokens == 0
     assert generation.tokens == generate_without_cache(model, prompt, NUM_NEW).tokens
-    assert _at_rest(heir)
+    assert at_rest(heir)
 
 
 def test_wrong_bytes_in_a_restored_page_show_in_the_logits(
@@ -342,7 +183,7 @@ def test_wrong_bytes_in_a_restored_page_show_in_the_logits(
     donor = make(stores)
     donor.generate(prompt, R1, 1)
     assert donor.settle(10)
-    (pages,) = stores.pages.values()
+    pages = stores.pool()
     first, second = list(pages)[4:6]
     pages[first] = pages[second]
     generation = make(stores).generate(prompt, R1, 1)
@@ -359,7 +200,7 @@ def test_an_end_token_ends_the_answer(
     assert generate_without_cache(model, prompt, NUM_NEW, {end}).tokens == expected
     engine = make()
     assert engine.generate(prompt, R1, NUM_NEW, eos_ids={end}).tokens == expected
-    assert _at_rest(engine)
+    assert at_rest(engine)
 
 
 def test_progress_is_told_in_order(
@@ -397,7 +238,7 @@ def test_requests_push_each_other_out_and_come_back_from_the_store(
 ) -> None:
     # Each request needs 13 of 16 pages. What is evicted is poisoned, so reading it would be NaN.
     engine = make(stores, num_pages=16)
-    prompts = [_other_prompt(seed) for seed in (1, 2, 3)]
+    prompts = [other_prompt(seed) for seed in (1, 2, 3)]
     for round_ in range(3):
         for index, prompt in enumerate(prompts):
             generation = engine.generate(prompt, RequestId(f"{round_}.{index}"), NUM_NEW)
@@ -406,7 +247,7 @@ def test_requests_push_each_other_out_and_come_back_from_the_store(
                 figures = generation.figures
                 assert figures.device_tokens + figures.restored_tokens == 176
                 assert figures.restored_tokens > 0
-    assert _at_rest(engine)
+    assert at_rest(engine)
 
 
 def test_room_that_an_offload_still_reads_is_waited_for(
@@ -418,11 +259,11 @@ def test_room_that_an_offload_still_reads_is_waited_for(
     assert engine.num_outstanding
     timer = threading.Timer(0.2, stores.writable.set)
     timer.start()
-    other = _other_prompt(5)
+    other = other_prompt(5)
     generation = engine.generate(other, R2, NUM_NEW)
     timer.join()
     assert generation.tokens == generate_without_cache(model, other, NUM_NEW).tokens
-    assert _at_rest(engine)
+    assert at_rest(engine)
 
 
 def test_a_request_larger_than_the_pool_is_refused_and_evicts_nothing(
@@ -436,7 +277,7 @@ def test_a_request_larger_than_the_pool_is_refused_and_evicts_nothing(
     # 192 + 99 tokens are 19 pages, 4 of which are there.
     assert caught.value.needed == 304 - 64
     assert engine._tree.evictable_size == cached
-    assert _at_rest(engine)
+    assert at_rest(engine)
     assert engine.generate(prompt[:64], R3, 1).figures.device_tokens == 48
 
 
@@ -449,10 +290,10 @@ def test_no_room_beside_what_is_locked_leaves_nothing_half_done(
     engine.generate(prompt, R1, NUM_NEW)
     free = engine.available_tokens
     with pytest.raises(CapacityError):
-        engine.generate(_other_prompt(5), R2, NUM_NEW)
+        engine.generate(other_prompt(5), R2, NUM_NEW)
     assert engine.available_tokens == free
     stores.writable.set()
-    assert _at_rest(engine)
+    assert at_rest(engine)
 
 
 # -- a slow store -------------------------------------------------------------------------------
@@ -466,7 +307,7 @@ def test_a_lookup_that_does_not_answer_is_done_without(
     generation = engine.generate(prompt, R1, NUM_NEW)
     stores.answering.set()
     assert generation.tokens == generate_without_cache(model, prompt, NUM_NEW).tokens
-    assert _at_rest(engine)
+    assert at_rest(engine)
 
 
 def test_a_load_that_does_not_end_is_done_without_and_ends_for_nobody(
@@ -482,7 +323,7 @@ def test_a_load_that_does_not_end_is_done_without_and_ends_for_nobody(
     assert heir.num_outstanding
     stores.readable.set()
     assert generation.tokens == generate_without_cache(model, prompt, NUM_NEW).tokens
-    assert _at_rest(heir)
+    assert at_rest(heir)
     assert heir.generate(prompt, R2, NUM_NEW).tokens == generation.tokens
 
 
@@ -513,7 +354,7 @@ def test_a_request_behind_an_abandoned_load_waits_for_it_and_has_it(
     timer.join()
     assert generation.figures.restored_tokens == 176
     assert generation.tokens == generate_without_cache(model, prompt, NUM_NEW).tokens
-    assert _at_rest(heir)
+    assert at_rest(heir)
 
 
 def test_settle_says_when_it_took_too_long(
@@ -571,45 +412,60 @@ def test_an_abort_in_the_middle_leaves_locks_and_slots_as_they_were(
     assert donor.settle(10)
     heir = make(stores)
     heir.generate(prompt[:40], R1, 1)
-    assert _at_rest(heir)
+    assert at_rest(heir)
     with pytest.raises(KeyboardInterrupt):
         heir.generate(prompt, R2, NUM_NEW, on_progress=_interrupt_at(kind, after=after))
-    assert _at_rest(heir)
+    assert at_rest(heir)
     generation = heir.generate(prompt, R3, NUM_NEW)
     assert generation.tokens == generate_without_cache(model, prompt, NUM_NEW).tokens
-    assert _at_rest(heir)
+    assert at_rest(heir)
 
 
+@pytest.mark.parametrize(
+    ("family", "mode"),
+    [
+        ("model", LoadMode.STAGED),
+        ("model", LoadMode.LAYER_WISE),
+        ("gemma", LoadMode.STAGED),
+        ("gemma", LoadMode.LAYER_WISE),
+        ("falcon_h1", LoadMode.STAGED),
+    ],
+)
 def test_an_interrupt_before_any_call_leaves_locks_and_slots_as_they_were(
     make: EngineMaker,
     stores: MemoryStores,
-    model: CausalModel,
+    request: pytest.FixtureRequest,
     prompt: tuple[int, ...],
     monkeypatch: pytest.MonkeyPatch,
+    family: str,
+    mode: LoadMode,
 ) -> None:
-    donor = make(stores)
+    kind: CausalModel = request.getfixturevalue(family)
+    settings = EngineSettings(load_mode=mode, poison_freed_pages=True)
+    donor = make(stores, of=kind)
     donor.generate(prompt, R1, 1)
     assert donor.settle(10)
-    reference = generate_without_cache(model, prompt, NUM_NEW)
+    reference = generate_without_cache(kind, prompt, 2)
     done = False
     num_interrupted = 0
     while not done:
-        # 14 pages hold the request and 1 of what was there, so it evicts too.
-        heir = make(stores, num_pages=14)
-        heir.generate(_other_prompt(9, 64), R1, 1)
-        assert _at_rest(heir)
+        # 14 pages hold the request and 1 of what was there, so it evicts too; so do 6 states.
+        heir = make(stores, of=kind, num_pages=14, num_states=6, settings=settings)
+        heir.generate(other_prompt(9, 64), R1, 1)
+        assert at_rest(heir)
         with monkeypatch.context() as patched:
             _interrupt_call(patched, heir, num_interrupted)
             try:
-                tokens = heir.generate(prompt, R2, NUM_NEW).tokens
+                tokens = heir.generate(prompt, R2, 2).tokens
             except KeyboardInterrupt:
                 num_interrupted += 1
             else:
                 done = True
                 assert tokens == reference.tokens
-        assert _at_rest(heir)
-        assert heir.generate(prompt, R3, NUM_NEW).tokens == reference.tokens
-        assert _at_rest(heir)
+        assert at_rest(heir)
+        assert heir.generate(prompt, R3, 2).tokens == reference.tokens
+        assert at_rest(heir)
+        heir.close()
     assert num_interrupted > 15
 
 
@@ -639,11 +495,11 @@ def test_an_interrupted_insert_leaves_each_slot_one_owner(
         patched.setattr(engine._cache, "insert", interrupted)
         with pytest.raises(KeyboardInterrupt):
             engine.generate(prompt, R2, 40)
-    assert _at_rest(engine)
+    assert at_rest(engine)
     assert (
         engine.generate(prompt, R3, 40).tokens == generate_without_cache(model, prompt, 40).tokens
     )
-    assert _at_rest(engine)
+    assert at_rest(engine)
 
 
 def _interrupt_call(
@@ -670,12 +526,18 @@ def _interrupt_call(
             "match_prefix",
             "init_load_back",
             "ready_to_load_host_cache",
+            "finish_loads",
             "inc_lock_ref",
+            "fork_state",
             "evict",
             "insert",
         ),
-        engine._pool: ("read_prefix", "write"),
+        engine._device.kv: ("read", "write"),
     }
+    if engine._device.windows is not None:
+        parts[engine._device.windows.pool] = ("read", "write")
+    if engine._device.states is not None:
+        parts[engine._device.states.pool] = ("lend", "copy")
     for owner, names in parts.items():
         for name in names:
             guard(owner, name)
@@ -690,7 +552,7 @@ def test_a_forward_that_fails_leaves_locks_and_slots_as_they_were(
     with pytest.raises(IndexError):
         engine.generate((*prompt, 256), R2, 4)  # no such token
     assert engine._tree.evictable_size == cached
-    assert _at_rest(engine)
+    assert at_rest(engine)
 
 
 def test_an_interrupt_while_it_waits_for_the_store_leaves_nothing(
@@ -709,7 +571,7 @@ def test_an_interrupt_while_it_waits_for_the_store_leaves_nothing(
     stores.answering.set()
     assert engine.num_outstanding == 0
     assert engine.available_tokens == 64 * PAGE_SIZE
-    assert _at_rest(engine)
+    assert at_rest(engine)
 
 
 def test_a_closed_engine_answers_no_more(
@@ -761,7 +623,7 @@ def test_there_must_be_something_to_do(make: EngineMaker, prompt: tuple[int, ...
         engine.generate((), R1, 1)
     with pytest.raises(ContractError, match="max_new_tokens"):
         engine.generate(prompt, R1, 0)
-    assert _at_rest(engine)
+    assert at_rest(engine)
 
 
 # -- the other arm, and the control -------------------------------------------------------------
@@ -785,7 +647,7 @@ def test_without_the_store_the_same_token_follows_and_nothing_changes(
     assert (first.logits - reference.first_logits).abs().max() < 1e-4
     assert (heir.available_tokens, heir._tree.evictable_size) == (free, cached)
     assert heir.num_outstanding == 0
-    assert _at_rest(heir)
+    assert at_rest(heir)
 
 
 def test_a_swapped_page_shows_in_the_logits(
@@ -807,7 +669,7 @@ def test_a_swapped_page_shows_in_the_logits(
     # The pool itself is as it was.
     right = heir.first_token_without_store(prompt)
     assert (right.logits - restored.first_logits).abs().max() < 1e-4
-    assert _at_rest(heir)
+    assert at_rest(heir)
 
 
 def test_pages_that_are_not_there_cannot_be_swapped(
@@ -819,4 +681,4 @@ def test_pages_that_are_not_there_cannot_be_swapped(
         engine.first_token_with_pages_swapped(prompt, page=0, other=3)
     with pytest.raises(ContractError, match="two different pages"):
         engine.first_token_with_pages_swapped(prompt, page=1, other=1)
-    assert _at_rest(engine)
+    assert at_rest(engine)

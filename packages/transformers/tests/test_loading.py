@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Protocol, cast
 
 import pytest
 import torch
-from transformers import Gemma3TextConfig
+from transformers import MistralConfig
 
 from radixlink_transformers import generate_without_cache, load_model
 from radixlink_transformers.errors import ModelLoadError, UnsupportedModelError
@@ -72,11 +72,11 @@ def test_a_config_without_weights_is_named(saved: Path, tmp_path: Path) -> None:
 
 
 def test_an_unsupported_model_is_refused_before_its_weights_are_read(tmp_path: Path) -> None:
-    config = Gemma3TextConfig(
-        vocab_size=64, hidden_size=32, intermediate_size=32, num_hidden_layers=6, head_dim=8
+    config = MistralConfig(
+        vocab_size=64, hidden_size=32, intermediate_size=32, num_hidden_layers=6, sliding_window=64
     )
     cast("Saveable", config).save_pretrained(tmp_path)
-    with pytest.raises(UnsupportedModelError, match="5 sliding_attention"):
+    with pytest.raises(UnsupportedModelError, match="6 sliding_attention"):
         load_model(tmp_path)
 
 

@@ -7,15 +7,16 @@
 * `KVGeometry`, `PagedKVPool`, `restore_prefix` and `save_pages` are the bridge between pages and a
   `DynamicCache`, for engines of your own.
 
-It runs models whose layers all keep keys and values of every token (Llama, Qwen2, Qwen3,
-SmolLM2, ...), on a CPU; others are refused.
+It runs models of full attention (Llama, Qwen2, Qwen3, SmolLM2, ...), perhaps beside sliding windows
+(Gemma 3, GPT-OSS) or recurrent states (Qwen3-Next, Falcon-H1, Bamba), on a CPU; others are refused.
 """
 
 from radixlink_transformers._assembly import build_engine, default_linker_settings
 from radixlink_transformers._bridge import restore_prefix, save_pages
 from radixlink_transformers._engine import TransformersEngine
-from radixlink_transformers._geometry import KVGeometry, cache_identity, require_full_attention
+from radixlink_transformers._geometry import KVGeometry, cache_identity
 from radixlink_transformers._hugging_face import CausalModel, KVCache
+from radixlink_transformers._kinds import ModelKind
 from radixlink_transformers._loading import load_model
 from radixlink_transformers._poison import PoisoningAllocator
 from radixlink_transformers._pool import LayerKV, PagedKVPool
@@ -42,6 +43,7 @@ __all__ = [
     "LayerKV",
     "LoadStarted",
     "LookupStarted",
+    "ModelKind",
     "PagedKVPool",
     "PoisoningAllocator",
     "PrefillStarted",
@@ -55,7 +57,6 @@ __all__ = [
     "default_linker_settings",
     "generate_without_cache",
     "load_model",
-    "require_full_attention",
     "restore_prefix",
     "save_pages",
 ]

@@ -6,8 +6,8 @@ import math
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Final
 
-from radixlink_components import FullComponent
-from radixlink_contracts import PoolLayout, PoolName, Shard
+from radixlink_components import FullComponent, MambaComponent, SWAComponent
+from radixlink_contracts import Shard
 from radixlink_contracts.errors import (
     AgreementError,
     BackendUnavailableError,
@@ -19,21 +19,30 @@ from radixlink_linker import (
     LinkerSettings,
     MonotonicClock,
     StoreLinker,
+    StoreLinkerSettings,
     ThreadExecutor,
     UnifiedRadixCache,
 )
-from radixlink_pools import CpuCopier, PagedAllocator
+from radixlink_pools import CpuCopier
+from radixlink_transformers._device import Device
 from radixlink_transformers._engine import TransformersEngine
+from radixlink_transformers._gate import LayerGate
 from radixlink_transformers._geometry import KVGeometry, cache_identity
-from radixlink_transformers._poison import PoisoningAllocator
-from radixlink_transformers._pool import PagedKVPool
+from radixlink_transformers._kinds import ModelKind
+from radixlink_transformers._states import StateGeometry
 from radixlink_transformers._values import EngineSettings
-from radixlink_tree import UnifiedTreeCore
+from radixlink_tree import StateRules, UnifiedTreeCore
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
-    from radixlink_contracts import PageStore, RankGroup, SlotAllocator, StoreFactory
+    from radixlink_contracts import (
+        LinkerComponent,
+        PageStore,
+        PoolLayout,
+        RankGroup,
+        StoreFactory,
+    )
     from radixlink_transformers._hugging_face import CausalModel
 
 _NUM_LOOKUP_THREADS: Final = 2
@@ -48,11 +57,14 @@ def build_engine(
     revision: str,
     page_size: int,
     num_pages: int,
+    num_window_pages: int | None = None,
+    num_states: int | None = None,
     stores: StoreFactory | None,
     group: RankGroup,
     shard: Shard | None = None,
     settings: EngineSettings | None = None,
     linker_settings: LinkerSettings | None = None,
+    store_settings: StoreLinkerSettings | None = None,
 ) -> TransformersEngine:
     """An engine of one rank, ready for its first request.
 
@@ -61,12 +73,17 @@ def build_engine(
         identity_name: The model's name, part of what its pages are stored under.
         revision: Which weights; likewise.
         page_size: Tokens of a page.
-        num_pages: Pages of this rank's device pool.
+        num_pages: Pages of this rank's device pool, for full attention.
+        num_window_pages: Pages for sliding-window attention, where the model has it. None: as many.
+            With fewer, long prompts keep only their last windows.
+        num_states: Slots for recurrent states, where the model has them; a request that goes on
+            from one needs two. None: for as many prompts as the pages.
         stores: Opens the store that pages go to and come from; None runs with the device alone.
         group: The ranks that make the same calls.
         shard: This rank's part of the heads; None for all of them.
         settings: How to run and wait.
         linker_settings: What the ranks of the group agree on; None for `default_linker_settings`.
+        store_settings: How this rank moves bytes; None for the linker's own defaults.
 
     Raises:
         UnsupportedModelError: The model keeps what this engine cannot page.
@@ -92,36 +109,57 @@ def build_engine(
             f"build_engine: expected a shard for each of the {group.size} ranks, or one for all, "
             f"got {shard.count}"
         )
+    kind = ModelKind.of_config(model.config)
     geometry = KVGeometry.of_model(model, page_size=page_size, tensor_parallel_size=shard.count)
-    identity = cache_identity(identity_name, revision, geometry)
+    states = StateGeometry.of_model(model, kind) if kind.state_layers else None
+    identity = cache_identity(identity_name, revision, geometry, kind, states)
+    num_window_pages = num_pages if num_window_pages is None else num_window_pages
     _agree(
         group,
-        f"{settings} {identity} shards={shard.count} pages={num_pages} store={stores is not None}",
+        f"{settings} {identity} shards={shard.count} pages={num_pages},{num_window_pages} "
+        f"states={num_states} store={stores is not None}",
         linker_settings.step_timeout_s,
     )
-    pool = PagedKVPool(geometry, num_pages, model.device)
-    allocator: SlotAllocator = PagedAllocator(num_pages, page_size)
-    if settings.poison_freed_pages:
-        allocator = PoisoningAllocator(allocator, pool)
+    device = Device.allocate(
+        kind,
+        geometry,
+        model.device,
+        num_pages=num_pages,
+        num_window_pages=num_window_pages,
+        states=None
+        if states is None
+        else (states, settings.state_interval_tokens or kind.state_chunk_tokens),
+        num_states=num_states,
+        poison=settings.poison_freed_pages,
+    )
     clock = MonotonicClock()
-    tree = UnifiedTreeCore(page_size=page_size)
-    slots = DeviceSlots(tree=tree, allocator=allocator)
+    tree = UnifiedTreeCore(
+        page_size=page_size,
+        sliding_window=kind.lookback,
+        states=None if states is None else StateRules(),
+    )
+    slots = DeviceSlots(
+        tree=tree,
+        allocator=device.allocator,
+        states=None if device.states is None else device.states.slots,
+        copy_state=None if device.states is None else device.states.pool.copy,
+    )
     # Released in reverse order: the linker with its thread, the lookup threads, the store.
     with ExitStack() as building:
         linker: StoreLinker | None = None
         if stores is not None:
-            layout = PoolLayout(
-                identity=identity,
-                pool=PoolName.KV,
-                shard=shard,
-                range_bytes=geometry.range_bytes,
+            pools = device.group
+            layouts = pools.layouts(identity, rank=shard.index, num_ranks=shard.count)
+            opened = _open_on_all(
+                stores, [layout for _, layout in layouts], group, linker_settings.step_timeout_s
             )
-            store = _open_on_all(stores, layout, group, linker_settings.step_timeout_s)
-            building.callback(store.close)
+            for store in opened:
+                building.callback(store.close)
             linker = StoreLinker(
-                pools={PoolName.KV: pool.device_pool},
-                stores={PoolName.KV: store},
+                pools=pools,
+                stores=[(pool, store) for (pool, _), store in zip(layouts, opened, strict=True)],
                 copier=CpuCopier(),
+                settings=store_settings,
             )
             building.callback(linker.close)
         executor = ThreadExecutor(num_threads=_NUM_LOOKUP_THREADS)
@@ -129,9 +167,7 @@ def build_engine(
         cache = UnifiedRadixCache(
             tree=tree,
             slots=slots,
-            components=(
-                FullComponent(allocator=allocator, evict=slots.make_room, release=slots.retire),
-            ),
+            components=_components(device, slots),
             group=group,
             executor=executor,
             clock=clock,
@@ -144,45 +180,76 @@ def build_engine(
             model=model,
             cache=cache,
             tree=tree,
-            allocator=allocator,
-            pool=pool,
+            device=device,
             clock=clock,
             settings=settings,
+            gate=None if linker is None else LayerGate(model, kind, linker.layer_done_counter),
             num_ranks=group.size,
             pages_by_writer=dict if linker is None else _writers_of(linker),
             resources=building.pop_all(),
         )
 
 
+def _components(device: Device, slots: DeviceSlots) -> list[LinkerComponent]:
+    """What takes part in a load: as much as the model has."""
+    components: list[LinkerComponent] = [
+        FullComponent(allocator=device.full, evict=slots.make_room, release=slots.retire)
+    ]
+    if device.windows is not None:
+        components.append(
+            SWAComponent(
+                pair=device.windows.pair,
+                sliding_window=device.kind.lookback,
+                evict=slots.make_room_swa,
+                release=slots.retire_swa,
+            )
+        )
+    if device.states is not None:
+        components.append(
+            MambaComponent(
+                states=device.states.slots,
+                evict=slots.make_room_states,
+                release=slots.retire_state,
+            )
+        )
+    return components
+
+
 def _open_on_all(
-    stores: StoreFactory, layout: PoolLayout, group: RankGroup, timeout_s: float
-) -> PageStore:
-    """Open this rank's store; where one rank cannot, none has it, and nobody waits for that rank.
+    stores: StoreFactory, layouts: Sequence[PoolLayout], group: RankGroup, timeout_s: float
+) -> list[PageStore]:
+    """Open this rank's stores; where one rank cannot, none has any, and nobody waits for that rank.
 
     Raises:
         LinkError: This rank's own reason.
         BackendUnavailableError: Another rank's; names it.
         AgreementError: A rank did not come in time.
     """
-    if group.size == 1:
-        return stores.open(layout)
-    store: PageStore | None = None
-    failure: LinkError | None = None
-    try:
-        store = stores.open(layout)
-    except LinkError as error:
-        failure = error
-    told = group.all_gather(b"" if failure is None else str(failure).encode(), timeout_s)
-    if failure is not None:
-        raise failure
-    assert store is not None
-    for rank, reason in enumerate(told):
-        if reason:
-            store.close()
-            raise BackendUnavailableError(
-                f"build_engine: rank {rank} could not open its store: {reason.decode()}", rank=rank
+    with ExitStack() as opening:
+        opened: list[PageStore] = []
+        failure: LinkError | None = None
+        try:
+            for layout in layouts:
+                store = stores.open(layout)
+                opening.callback(store.close)
+                opened.append(store)
+        except LinkError as error:
+            failure = error
+        told = [b""]
+        if group.size > 1:
+            told = list(
+                group.all_gather(b"" if failure is None else str(failure).encode(), timeout_s)
             )
-    return store
+        if failure is not None:
+            raise failure
+        for rank, reason in enumerate(told):
+            if reason:
+                raise BackendUnavailableError(
+                    f"build_engine: rank {rank} could not open its store: {reason.decode()}",
+                    rank=rank,
+                )
+        opening.pop_all()
+        return opened
 
 
 def _writers_of(linker: StoreLinker) -> Callable[[], Mapping[int, int]]:

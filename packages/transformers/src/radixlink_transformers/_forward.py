@@ -13,7 +13,7 @@ import torch
 from radixlink_contracts.errors import ContractError
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
     from radixlink_transformers._hugging_face import CausalModel, KVCache
 
@@ -42,28 +42,48 @@ def prefill(
     """
     if not tokens:
         raise ContractError("prefill: expected at least one token, got none")
-    step = chunk_tokens or len(tokens)
     logits = torch.empty(0)
-    for first in range(0, len(tokens), step):
-        logits = _run(model, cache, tokens[first : first + step], start + first)
+    first = start
+    for end in ends_of_chunks(start, start + len(tokens), chunk_tokens):
+        logits = run_tokens(model, cache, tokens[first - start : end - start], first)
+        first = end
     return logits
 
 
+def ends_of_chunks(
+    start: int, end: int, chunk_tokens: int | None, stops: Iterable[int] = ()
+) -> list[int]:
+    """Where each forward of a prompt ends.
+
+    Args:
+        start: First token to run.
+        end: Token behind the last; above `start`.
+        chunk_tokens: Run at most so many at once; None for any number.
+        stops: Tokens in front of which a forward has to end; those outside do not count.
+
+    Returns:
+        Ascending; the last is `end`.
+    """
+    ends: list[int] = []
+    for stop in sorted({end, *(stop for stop in stops if start < stop < end)}):
+        if chunk_tokens is not None:
+            ends.extend(range(start + chunk_tokens, stop, chunk_tokens))
+        ends.append(stop)
+        start = stop
+    return ends
+
+
 def decode_greedily(
-    model: CausalModel,
-    cache: KVCache,
+    run: Callable[[Sequence[int]], torch.Tensor],
     logits: torch.Tensor,
-    position: int,
     max_new_tokens: int,
     eos_ids: Collection[int],
 ) -> Iterator[int]:
     """Yield the most likely tokens, as long as they are asked for; the last one is not run.
 
     Args:
-        model: The model.
-        cache: Holds the `position` tokens before; afterwards all that were yielded but the last.
-        logits: Behind those tokens. Shape: (vocabulary,).
-        position: Of the first new token.
+        run: Appends tokens to the sequence and returns the logits behind them.
+        logits: Behind the sequence so far. Shape: (vocabulary,).
         max_new_tokens: How many tokens at most.
         eos_ids: Tokens after which to stop; the one that was hit is yielded.
     """
@@ -72,7 +92,7 @@ def decode_greedily(
         yield token
         if count == max_new_tokens or token in eos_ids:
             return
-        logits = _run(model, cache, [token], position + count - 1)
+        logits = run([token])
 
 
 def most_likely(logits: torch.Tensor) -> int:
@@ -83,7 +103,20 @@ def most_likely(logits: torch.Tensor) -> int:
     return int(logits.argmax())
 
 
-def _run(model: CausalModel, cache: KVCache, tokens: Sequence[int], start: int) -> torch.Tensor:
+def run_tokens(
+    model: CausalModel, cache: KVCache, tokens: Sequence[int], start: int
+) -> torch.Tensor:
+    """One forward.
+
+    Args:
+        model: The model.
+        cache: Holds the `start` tokens before; these too afterwards.
+        tokens: At least one.
+        start: Position of the first of them.
+
+    Returns:
+        The logits behind the last token. Shape: (vocabulary,).
+    """
     device = model.device
     with torch.inference_mode():
         output = model(

@@ -58,7 +58,7 @@ class CausalOutput(Protocol):
 
 
 class KVLayer(Protocol):
-    """One layer of a `DynamicCache`, `DynamicLayer` to be precise. RoPE is in the keys already.
+    """A layer of a `DynamicCache` that keeps keys and values. RoPE is in the keys already.
 
     Attributes:
         is_initialized: False until the first token.
@@ -75,11 +75,55 @@ class KVLayer(Protocol):
         ...
 
 
+class WindowLayer(KVLayer, Protocol):
+    """One that keeps them for a window only: all but the first token of it.
+
+    Attributes:
+        cumulative_length: Tokens so far, those that left the window included.
+    """
+
+    cumulative_length: int
+
+    def activate_past_recording(self) -> None:
+        """Let nothing leave the layer from now on; a forward still sees its window only."""
+        ...
+
+
+class StateLayer(Protocol):
+    """A layer that keeps states, in dicts by their number. A forward changes them in place.
+
+    Attributes:
+        device: None until the first forward.
+        dtype: Likewise.
+        number_of_states: States of each of both sorts.
+        conv_states: Shape of each: (1, channels, kernel); None before the first forward.
+        recurrent_states: Shape of each: (1, ...); None before the first forward.
+        is_conv_states_initialized: There is such a tensor.
+        is_recurrent_states_initialized: Likewise.
+        conv_kernel_size: The last size of a convolution's state.
+        has_previous_state: It stands for tokens, so that a forward goes on from it.
+    """
+
+    device: torch.device | None
+    dtype: torch.dtype | None
+    number_of_states: int
+    conv_states: dict[int, torch.Tensor | None]
+    recurrent_states: dict[int, torch.Tensor | None]
+    is_conv_states_initialized: dict[int, bool]
+    is_recurrent_states_initialized: dict[int, bool]
+    conv_kernel_size: dict[int, int | None]
+    has_previous_state: dict[int, bool]
+
+
+class CacheLayer(Protocol):
+    """Any layer of a cache; what it keeps, its place in the model says: see the functions below."""
+
+
 class KVCache(Protocol):
-    """One sequence's keys and values, as a forward reads and extends them."""
+    """What one sequence has of each layer, as a forward reads and extends it."""
 
     @property
-    def layers(self) -> Sequence[KVLayer]:
+    def layers(self) -> Sequence[CacheLayer]:
         """In layer order."""
         ...
 
@@ -143,7 +187,16 @@ class _DistributedConfigMaker(Protocol):
 
 
 class _LayerTypeReader(Protocol):
-    def __call__(self, config: DecoderConfig) -> tuple[list[str], object]: ...
+    def __call__(self, config: DecoderConfig) -> tuple[list[str], list[dict[str, object]]]: ...
+
+
+class _Decoder(Protocol):
+    @property
+    def layers(self) -> Sequence[torch.nn.Module]: ...
+
+
+class _ModelWithDecoder(Protocol):
+    def get_decoder(self) -> _Decoder: ...
 
 
 def setting(config: DecoderConfig, name: str) -> object:
@@ -152,10 +205,36 @@ def setting(config: DecoderConfig, name: str) -> object:
     return found
 
 
-def layer_types(config: DecoderConfig) -> tuple[str, ...]:
-    """What each layer keeps, in transformers' own words, for example "sliding_attention"."""
+def layer_settings(config: DecoderConfig) -> tuple[tuple[str, ...], tuple[int | None, ...]]:
+    """What each layer keeps, in transformers' own words, for example "sliding_attention".
+
+    Returns:
+        The types, and the window of each layer that has one.
+    """
     read = cast("_LayerTypeReader", _find("transformers.cache_utils", "get_layer_types_and_kwargs"))
-    return tuple(read(config)[0])
+    types, arguments = read(config)
+    windows = (one.get("sliding_window") for one in arguments)
+    return tuple(types), tuple(one if isinstance(one, int) else None for one in windows)
+
+
+def kv_layer(cache: KVCache, layer: int) -> KVLayer:
+    """A layer that keeps keys and values."""
+    return cast("KVLayer", cache.layers[layer])
+
+
+def window_layer(cache: KVCache, layer: int) -> WindowLayer:
+    """A layer that keeps those of a window."""
+    return cast("WindowLayer", cache.layers[layer])
+
+
+def state_layer(cache: KVCache, layer: int) -> StateLayer:
+    """A layer that keeps states."""
+    return cast("StateLayer", cache.layers[layer])
+
+
+def decoder_layers(model: CausalModel) -> Sequence[torch.nn.Module]:
+    """The layers of the decoder, in the order in which a forward runs them."""
+    return cast("_ModelWithDecoder", model).get_decoder().layers
 
 
 def new_cache(config: ModelConfig) -> KVCache:

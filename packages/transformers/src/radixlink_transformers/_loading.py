@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 
-from radixlink_transformers._geometry import require_full_attention
 from radixlink_transformers._hugging_face import read_config, read_model
+from radixlink_transformers._kinds import ModelKind
 from radixlink_transformers.errors import ModelLoadError
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def load_model(
 
     Raises:
         ModelLoadError: There is no model, it cannot be read, or there is no launch to spread over.
-        UnsupportedModelError: It keeps other attention state than keys and values of every token.
+        UnsupportedModelError: It is of a kind that this engine cannot run.
 
     Ranks: all, where it is spread.
     Cost: about 1.5 s for the first import of transformers; 0.7 s for SmolLM2-135M, cached.
@@ -56,7 +56,7 @@ def load_model(
         raise ModelLoadError(
             f"expected a model that transformers knows in {path}, got: {exc}"
         ) from exc
-    require_full_attention(config)
+    ModelKind.of_config(config)
     try:
         return read_model(path, dtype, tensor_parallel=tensor_parallel)
     except Exception as exc:

@@ -12,7 +12,6 @@ from radixlink_contracts.errors import ContractError
 from radixlink_pools import DevicePoolEntry, byte_rows
 
 if TYPE_CHECKING:
-    from radixlink_contracts import DevicePool
     from radixlink_transformers._geometry import KVGeometry
 
 
@@ -33,18 +32,25 @@ class PagedKVPool:
     """For each layer one tensor of pages. A page never written is NaN, so that reading it shows.
 
     A page's bytes of one layer lie together: keys, then values, each head's tokens in order. That
-    is the row a store keeps. `write` and `read_prefix` are the only ways of a forward to it.
+    is the row a store keeps. `write` and `read` are the only ways of a forward to it.
 
     Thread: the scheduler's; a transfer touches other pages meanwhile.
     """
 
-    def __init__(self, geometry: KVGeometry, num_pages: int, device: torch.device) -> None:
+    def __init__(
+        self,
+        geometry: KVGeometry,
+        num_pages: int,
+        device: torch.device,
+        name: PoolName = PoolName.KV,
+    ) -> None:
         """Allocate the pages, all NaN.
 
         Args:
             geometry: What a page is.
             num_pages: How many there are.
             device: Where.
+            name: Under which name transfers know it.
 
         Raises:
             ContractError: No page is asked for.
@@ -53,17 +59,22 @@ class PagedKVPool:
             raise ContractError(f"PagedKVPool: expected at least 1 page, got {num_pages}")
         self._geometry = geometry
         self._num_pages = num_pages
+        self._device = device
         shape = (num_pages, *geometry.page_shape)
-        self._layers = tuple(
-            torch.full(shape, torch.nan, dtype=geometry.dtype, device=device)
-            for _ in range(geometry.num_layers)
-        )
+        #: By the layer's index in the model.
+        self._layers = {
+            layer: torch.full(shape, torch.nan, dtype=geometry.dtype, device=device)
+            for layer in geometry.layers
+        }
         #: The same memory as (k|v, head, page, token, element): a run of pages is one index away.
-        self._by_head = tuple(layer.permute(1, 2, 0, 3, 4) for layer in self._layers)
+        self._by_head = {
+            layer: pages.permute(1, 2, 0, 3, 4) for layer, pages in self._layers.items()
+        }
         self._device_pool = DevicePoolEntry(
-            name=PoolName.KV,
-            rows=tuple(byte_rows(layer) for layer in self._layers),
+            name=name,
+            rows=tuple(byte_rows(pages) for pages in self._layers.values()),
             page_size=geometry.page_size,
+            layers=geometry.layers,
         )
 
     @property
@@ -77,7 +88,12 @@ class PagedKVPool:
         return self._num_pages
 
     @property
-    def device_pool(self) -> DevicePool:
+    def device(self) -> torch.device:
+        """Where they are."""
+        return self._device
+
+    @property
+    def device_pool(self) -> DevicePoolEntry:
         """The same pages, as a transfer sees them."""
         return self._device_pool
 
@@ -92,24 +108,22 @@ class PagedKVPool:
         """
         return indices[:: self._geometry.page_size] // self._geometry.page_size
 
-    def read_prefix(self, page_rows: torch.Tensor) -> tuple[LayerKV, ...]:
-        """Copies of the pages, strung together, for each layer.
+    def read(self, layer: int, page_rows: torch.Tensor) -> LayerKV:
+        """Copies of the pages, strung together, in one layer.
 
         Args:
+            layer: Index of the layer in the model.
             page_rows: Shape: (n,) int64; n may be 0.
 
         Returns:
-            Keys and values of n * page_size tokens, in layer order.
+            Keys and values of n * page_size tokens.
 
-        Cost: one strided copy for each layer, no loop over pages.
+        Cost: one strided copy, no loop over pages.
         """
-        result: list[LayerKV] = []
-        for layer in self._by_head:
-            pages = layer.index_select(2, page_rows)
-            # Contiguous, so joining page and token is a view.
-            keys_and_values = pages.flatten(2, 3).unsqueeze(1)
-            result.append(LayerKV(keys=keys_and_values[0], values=keys_and_values[1]))
-        return tuple(result)
+        pages = self._by_head[layer].index_select(2, page_rows)
+        # Contiguous, so joining page and token is a view.
+        keys_and_values = pages.flatten(2, 3).unsqueeze(1)
+        return LayerKV(keys=keys_and_values[0], values=keys_and_values[1])
 
     def write(
         self, page_rows: torch.Tensor, layer: int, keys: torch.Tensor, values: torch.Tensor
@@ -118,7 +132,7 @@ class PagedKVPool:
 
         Args:
             page_rows: Shape: (n,) int64, each page once.
-            layer: Index of the layer.
+            layer: Index of the layer in the model.
             keys: Shape: (1, KV heads, n * page_size, head dim).
             values: Shape: as `keys`.
 
@@ -144,5 +158,5 @@ class PagedKVPool:
 
     def poison(self, page_rows: torch.Tensor) -> None:
         """The pages are NaN again, as new: whoever reads them by mistake will see it."""
-        for layer in self._layers:
-            layer.index_fill_(0, page_rows, torch.nan)
+        for pages in self._layers.values():
+            pages.index_fill_(0, page_rows, torch.nan)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, assert_never
+from typing import TYPE_CHECKING, Final
 
 import attrs
 
@@ -13,13 +13,19 @@ from radixlink_contracts import (
     LoadWaiting,
     MatchPrefixParams,
 )
-from radixlink_contracts.errors import InvalidTransitionError
 from radixlink_transformers._values import LoadStarted, LookupStarted
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from radixlink_contracts import LinkedPrefixCache, MatchResult, RadixKey, RequestId
+    from radixlink_contracts import (
+        LinkedPrefixCache,
+        LoadBack,
+        LoadMode,
+        MatchResult,
+        RadixKey,
+        RequestId,
+    )
     from radixlink_transformers._patience import Patience
     from radixlink_transformers._request import EngineRequest
     from radixlink_transformers._stay import Stay
@@ -33,19 +39,21 @@ class FoundPrefix:
     Attributes:
         match: Where it lies, on the device.
         device_tokens: How much of it was there before.
+        loading_tokens: How much comes behind it, layer by layer while they run.
     """
 
     match: MatchResult
     device_tokens: int
+    loading_tokens: int = 0
 
     @property
     def num_tokens(self) -> int:
         """How much it is."""
-        return self.match.device_prefix_len
+        return self.match.device_prefix_len + self.loading_tokens
 
     @property
     def restored_tokens(self) -> int:
-        """How much of it came from the store."""
+        """How much of it comes from the store."""
         return self.num_tokens - self.device_tokens
 
 
@@ -57,9 +65,10 @@ class PrefixFinder:
     Thread: the scheduler's.
     """
 
-    def __init__(self, cache: LinkedPrefixCache) -> None:
-        """Ask this cache."""
+    def __init__(self, cache: LinkedPrefixCache, mode: LoadMode) -> None:
+        """Ask this cache, for loads of this mode."""
         self._cache: Final = cache
+        self._mode: Final = mode
 
     def find_on_device(self, key: RadixKey) -> FoundPrefix:
         """What the device has; no store is asked."""
@@ -93,11 +102,15 @@ class PrefixFinder:
             if patience is None:
                 patience = begin_wait()
                 tell(LookupStarted(num_device_tokens=before))
-            if match.external is ExternalMatch.HIT and not self._start_load(
-                request, match, stay, tell
-            ):
-                match = self.find_on_device(request.key).match
-                break
+            if match.external is ExternalMatch.HIT:
+                answer = self._queue_load(request, match, stay, tell)
+                if isinstance(answer, LoadAdmitted):
+                    return FoundPrefix(
+                        match=match, device_tokens=before, loading_tokens=answer.num_tokens
+                    )
+                if isinstance(answer, LoadMiss):
+                    match = self.find_on_device(request.key).match
+                    break
             if not self._wait(request.request_id, patience):
                 # The store is too slow: do without. A load that was started ends for nobody.
                 self._cache.release_aborted_request(request.request_id)
@@ -106,32 +119,22 @@ class PrefixFinder:
             match = self._cache.match_prefix(params)
         return FoundPrefix(match=match, device_tokens=min(before, match.device_prefix_len))
 
-    def _start_load(
+    def _queue_load(
         self,
         request: EngineRequest,
         match: MatchResult,
         stay: Stay,
         tell: Callable[[Progress], None],
-    ) -> bool:
-        """Start the load of a HIT; False where it turned out a miss."""
-        answer = self._cache.init_load_back(request)
-        match answer:
-            case LoadWaiting():
-                tell(LoadStarted(num_tokens=match.host_hit_length))
-                # A launch without a forward: nothing of it can read a slot, so it is over at once.
-                stay.launch()
-                stay.retire()
-                return True
-            case LoadMiss():
-                return False
-            case LoadAdmitted():
-                raise InvalidTransitionError(
-                    "expected a staged load, got a layer-wise one, which this engine does not run",
-                    state="waiting",
-                    event="LoadAdmitted",
-                )
-            case _:
-                assert_never(answer)
+    ) -> LoadBack:
+        """Queue the load of a HIT, and start it if the request waits for it."""
+        answer = self._cache.init_load_back(request, self._mode)
+        if not isinstance(answer, LoadMiss):
+            tell(LoadStarted(num_tokens=match.host_hit_length))
+        if isinstance(answer, LoadWaiting):
+            # A launch without a forward: nothing of it can read a slot, so it is over at once.
+            stay.launch()
+            stay.retire()
+        return answer
 
     def _wait(self, request_id: RequestId, patience: Patience) -> bool:
         """Step until it is worth to match again; False when that takes too long."""

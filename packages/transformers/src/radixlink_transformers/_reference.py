@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
+from itertools import count
 from typing import TYPE_CHECKING
 
 import attrs
 
 from radixlink_contracts.errors import ContractError
-from radixlink_transformers._forward import decode_greedily, prefill
+from radixlink_transformers._forward import decode_greedily, prefill, run_tokens
 from radixlink_transformers._hugging_face import new_cache
 
 if TYPE_CHECKING:
@@ -58,9 +59,12 @@ def generate_without_cache(
             f"generate_without_cache: expected max_new_tokens of at least 1, got {max_new_tokens}"
         )
     started = time.perf_counter()
-    kv = new_cache(model.config)
-    logits = prefill(model, kv, tuple(prompt), 0)
-    answer = decode_greedily(model, kv, logits, len(prompt), max_new_tokens, eos_ids)
+    cache = new_cache(model.config)
+    logits = prefill(model, cache, tuple(prompt), 0)
+    positions = count(len(prompt))
+    answer = decode_greedily(
+        lambda run: run_tokens(model, cache, run, next(positions)), logits, max_new_tokens, eos_ids
+    )
     tokens = [next(answer)]
     time_to_first_token_s = time.perf_counter() - started
     tokens.extend(answer)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 from typing import TYPE_CHECKING
 
+import torch
 from typing_extensions import override
 
 from radixlink_contracts import RadixKey, RequestKV
@@ -12,8 +13,6 @@ from radixlink_contracts.errors import ContractError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    import torch
 
     from radixlink_contracts import RequestId
 
@@ -30,10 +29,10 @@ def prompt_key(prompt: Sequence[int]) -> RadixKey:
 
 
 class EngineRequest(RequestKV):
-    """A request that waits. It has no slots: it gets them when it is settled what must be computed.
+    """A request that waits. It takes slots when it is settled what must be computed.
 
-    So nothing can be re-pointed, and loads are staged: they end in the tree, where it matches
-    again.
+    A layer-wise load gives it slots that are the cache's. When it has landed, the request matches
+    again, as after a staged one, so it matters no more where the cache has moved them.
     """
 
     def __init__(self, request_id: RequestId, prompt: Sequence[int]) -> None:
@@ -48,6 +47,7 @@ class EngineRequest(RequestKV):
         """
         self._request_id = request_id
         self._key = prompt_key(prompt)
+        self._loading = torch.empty(0, dtype=torch.int64)
 
     @property
     @override
@@ -59,9 +59,11 @@ class EngineRequest(RequestKV):
     def key(self) -> RadixKey:
         return self._key
 
+    @property
+    def loading(self) -> torch.Tensor:
+        """The slots of its layer-wise load, behind its device prefix. Shape: (n,) int64."""
+        return self._loading
+
     @override
     def repoint(self, start: int, indices: torch.Tensor) -> None:
-        raise ContractError(
-            f"request {self._request_id}: expected a staged load, which re-points nothing, "
-            f"got {len(indices)} slots from token {start} on"
-        )
+        self._loading = indices

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import attrs
 
+from radixlink_contracts import LoadMode
 from radixlink_contracts.errors import ContractError
 
 if TYPE_CHECKING:
@@ -21,21 +22,29 @@ class EngineSettings:
         wait_timeout_s: How long one request may wait for its lookup and load, or for room. A
             backstop: longer than the cache's own deadlines, which end a wait more gently.
         poll_interval_s: The pause between two steps of such a wait.
-        poison_freed_pages: Write NaN over pages when they are given back, to find whoever still
-            reads them. For debugging: costs a write of each freed page.
+        poison_freed_pages: Write NaN over pages and states when they are given back, to find
+            whoever still reads them. For debugging: costs a write of each of them.
+        state_interval_tokens: A prompt of a model with recurrent states leaves one behind at each
+            multiple of this, in whole pages, and at its last page. None: of the chunk in which the
+            model computes its recurrence.
+        load_mode: STAGED: a request computes when all its bytes are there. LAYER_WISE: it computes
+            at once, and each layer waits for its own; of a model with recurrent states that is
+            STAGED all the same.
     """
 
     chunk_tokens: int | None = None
     wait_timeout_s: float = 60.0
     poll_interval_s: float = 0.0002
     poison_freed_pages: bool = False
+    state_interval_tokens: int | None = None
+    load_mode: LoadMode = LoadMode.STAGED
 
     def __attrs_post_init__(self) -> None:
         """Refuse an empty chunk and a wait that never ends."""
-        if self.chunk_tokens is not None and self.chunk_tokens < 1:
-            raise ContractError(
-                f"EngineSettings: expected chunk_tokens of at least 1, got {self.chunk_tokens}"
-            )
+        for name in ("chunk_tokens", "state_interval_tokens"):
+            value: int | None = getattr(self, name)
+            if value is not None and value < 1:
+                raise ContractError(f"EngineSettings: expected {name} of at least 1, got {value}")
         if self.wait_timeout_s < 0 or self.poll_interval_s <= 0:
             raise ContractError(
                 "EngineSettings: expected wait_timeout_s >= 0 and poll_interval_s > 0, "
@@ -67,7 +76,7 @@ class LoadStarted:
 
 @attrs.frozen(kw_only=True)
 class PrefillStarted:
-    """The rest is computed.
+    """The rest is computed. Told once more where what was counted on did not come.
 
     Attributes:
         num_cached_tokens: What is not computed again.
@@ -90,7 +99,8 @@ class TokenGenerated:
 
 
 Progress: TypeAlias = LookupStarted | LoadStarted | PrefillStarted | TokenGenerated
-"""What `generate` tells on its way, in this order."""
+"""What `generate` tells on its way, in this order; after a layer-wise load that failed, a second
+`PrefillStarted` before the first token."""
 
 
 @attrs.frozen(kw_only=True)
@@ -103,8 +113,10 @@ class RequestFigures:
         restored_tokens: Came from the store.
         computed_tokens: Were computed: all the others, at least one.
         time_to_first_token_s: From the call until the first token was known.
-        load_s: From the call until it was settled what has to be computed: match, lookup and load.
-        compute_s: From then until the first token: room, the copy out of the pool, the forward.
+        load_s: From the call until it was settled what has to be computed: match, lookup, and the
+            load unless it is layer-wise; one that failed counts.
+        compute_s: From then until the first token: room, the copy out of the pool, the forward, and
+            what it waited for layers.
     """
 
     prompt_tokens: int
