@@ -26,6 +26,7 @@ from radixlink_linker._frame import AgreedFrame, read_frame, replicated_digest, 
 from radixlink_linker._lookup import Lookup
 from radixlink_linker._operation import LoadOperation, Operation, Verdict
 from radixlink_linker._ranks import FrameExchange
+from radixlink_linker._report import ReportBuilder
 from radixlink_linker._requests import RequestTable
 from radixlink_testing.simulator import Plan, Rule, plan_of, run, scenarios
 from radixlink_tree import UnifiedTreeCore, hash_pages
@@ -45,7 +46,6 @@ if TYPE_CHECKING:
         TreeNodeView,
     )
     from radixlink_linker._frame import Agenda, FrameKind
-    from radixlink_linker._report import ReportBuilder
     from radixlink_linker._requests import Request
     from radixlink_linker._settings import LinkerSettings
 
@@ -164,7 +164,7 @@ def cancel_what_the_thread_has_not_taken(patch: Patch) -> None:
         for job in list(jobs):
             if operation is not None and job.ticket.op == operation.op and job.keys is None:
                 jobs.remove(job)
-                self._retire(operation)
+                self._retire(operation, ReportBuilder())
 
     patch.setattr(Wrapper, "release_request", release_request)
 
@@ -246,9 +246,9 @@ def mint_no_offload_that_is_refused(patch: Patch) -> None:
 def write_verdicts_twice(patch: Patch) -> None:
     original = Operation.note
 
-    def note(self: Operation, outcome: Outcome, *, quiesced: bool) -> bool:
+    def note(self: Operation, outcome: Outcome, *, quiesced: bool, why: str = "") -> bool:
         self.local_verdict = Verdict.PENDING
-        return original(self, outcome, quiesced=quiesced)
+        return original(self, outcome, quiesced=quiesced, why=why)
 
     patch.setattr(Operation, "note", note)
 
@@ -256,31 +256,27 @@ def write_verdicts_twice(patch: Patch) -> None:
 def say_quiesced_with_the_verdict(patch: Patch) -> None:
     original = Operation.note
 
-    def note(self: Operation, outcome: Outcome, *, quiesced: bool) -> bool:
-        return original(self, outcome, quiesced=quiesced or outcome is Outcome.FAILED)
+    def note(self: Operation, outcome: Outcome, *, quiesced: bool, why: str = "") -> bool:
+        return original(self, outcome, quiesced=quiesced or outcome is Outcome.FAILED, why=why)
 
-    def give_up(self: Operation) -> None:
+    def give_up(self: Operation, why: str = "") -> None:
         if self.local_verdict is Verdict.PENDING:
-            self.note(Outcome.FAILED, quiesced=True)
+            self.note(Outcome.FAILED, quiesced=True, why=why)
 
     patch.setattr(Operation, "note", note)
     patch.setattr(Operation, "give_up", give_up)
 
 
 def give_slots_back_at_the_verdict(patch: Patch) -> None:
-    original = Wrapper._follow
+    original = FrameExchange.exchange
 
-    def follow(
-        self: Wrapper,
-        operation: Operation,
-        verdict: Verdict,
-        *,
-        quiesced: bool,
-        report: ReportBuilder,
-    ) -> None:
-        original(self, operation, verdict, quiesced=True, report=report)
+    def exchange(
+        self: FrameExchange, kind: FrameKind, agenda: Agenda, facts: Sequence[int], now: float
+    ) -> AgreedFrame:
+        agreed = original(self, kind, agenda, facts, now)
+        return attrs.evolve(agreed, quiesced=(True,) * len(agreed.quiesced))
 
-    patch.setattr(Wrapper, "_follow", follow)
+    patch.setattr(FrameExchange, "exchange", exchange)
 
 
 def leave_numbers_out_of_the_digest(patch: Patch) -> None:
@@ -409,7 +405,7 @@ def wait_for_lookups_for_ever(patch: Patch) -> None:
 
 
 def wait_for_transfers_for_ever(patch: Patch) -> None:
-    patch.setattr(Operation, "give_up", lambda _: None)
+    patch.setattr(Operation, "give_up", lambda *_: None)
 
 
 def go_on_after_a_failure(patch: Patch) -> None:
