@@ -243,27 +243,9 @@ class UnifiedCacheLinkerWrapper:
         lookup = self._requests.ask(key, request_id, device, deadline)
         self.counters.lookups += 1
         try:
-            self._executor.submit(lambda: self._probe(lookup))
+            self._executor.submit(lambda: lookup.probe(self.linker, self._transfers))
         except Exception as error:  # noqa: BLE001 -- an executor that refuses is this rank's miss
             lookup.fail(repr(error))
-
-    def _probe(self, lookup: Lookup) -> None:
-        """Hash the tail and ask this rank's store. Thread: an executor's."""
-        try:
-            transfers = self._transfers.lookup(lookup.keys)
-            if transfers is None:
-                lookup.fail("a component takes no part")
-                return
-            result = self.linker.lookup(lookup.request_id, transfers)
-        except Exception as error:  # noqa: BLE001 -- whatever a backend raises is this rank's miss
-            lookup.fail(repr(error))
-            return
-        answer, asked = result.restorable_prefix_pages, lookup.num_pages
-        if {len(answer), *map(len, result.found.values())} != {asked}:
-            lookup.fail(f"expected an answer for {asked} pages, got {len(answer)}")
-            return
-        lookup.asked, lookup.found = tuple(transfers), result.found
-        lookup.answer = answer
 
     def _hit_end(self, lookup: Lookup) -> int:
         """Token behind the longest agreed prefix."""
