@@ -60,7 +60,14 @@ class Package:
     @property
     def siblings(self) -> set[str]:
         """The names of the packages it depends on, with its extras and in its tests."""
-        names = {name_of(line) for line in (*self.dependencies, *self.extras, *self.tests)}
+        return self.needed | {name for name in map(name_of, self.extras) if is_ours(name)} - {
+            self.name
+        }
+
+    @property
+    def needed(self) -> set[str]:
+        """The names of the packages that it and its tests cannot do without: no extras."""
+        names = {name_of(line) for line in (*self.dependencies, *self.tests)}
         return {name for name in names if is_ours(name)} - {self.name}
 
 
@@ -185,7 +192,7 @@ def check_tox(package: Package, packages: dict[str, Package], tox: Tox) -> Itera
         if other != package and has_on_path(other, set_env)
     }
 
-    for name in sorted(package.siblings - installed):
+    for name in sorted(package.needed - installed):
         yield f"tox.ini: [{section}] does not install {name}, which pyproject.toml declares"
     if deps == tox.lines("full", "deps"):
         return  # the command: its extras are everything there is

@@ -23,6 +23,8 @@ import pytest
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+ROOT = Path(__file__).parents[2]
+
 #: For a quiet run on any machine: more ranks than cores, unbound, as root, no RDMA device. What is
 #: set already stays.
 QUIET_ENVIRONMENT = {
@@ -101,7 +103,10 @@ def mpirun() -> Mpirun:
         # A rank that is killed leaves its shared memory behind: 16 MiB in /dev/shm, unless elsewhere.
         with tempfile.TemporaryDirectory(dir=SHARED_MEMORY) as backing:
             backed = {"OMPI_MCA_btl_sm_backing_directory": backing}
-            return _run_all([command], [QUIET_ENVIRONMENT | os.environ | backed], timeout_s)[0]
+            # A program may import what a test has, as tests do: see `pythonpath` in tox.ini.
+            path = {"PYTHONPATH": f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
+            environment = QUIET_ENVIRONMENT | os.environ | backed | path
+            return _run_all([command], [environment], timeout_s)[0]
 
     return run
 

@@ -28,6 +28,7 @@ from radixlink_contracts import (
     PageKeySource,
     PageStore,
     PairedAllocator,
+    PoolGroup,
     PoolName,
     PoolTransfer,
     PoolTransferResult,
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Buffer
 
-    from radixlink_components import FullComponent, JoinedPageKeys
+    from radixlink_components import FullComponent, MambaComponent, SWAComponent
     from radixlink_contracts import (
         BatchIndex,
         InsertResult,
@@ -54,11 +55,11 @@ if TYPE_CHECKING:
         RequestId,
         RequestKV,
     )
-    from radixlink_contracts.actions import CacheAction
     from radixlink_pools import (
         CpuCopier,
         CudaCopier,
         DevicePoolEntry,
+        DevicePoolGroup,
         FullSwaAllocator,
         PagedAllocator,
         StateSlotAllocator,
@@ -327,18 +328,19 @@ class Bystander:
         transfer: PoolTransfer,
         prefix_len: int,
         insert_result: InsertResult | None = None,
-        canonical_full: torch.Tensor | None = None,
-    ) -> PoolTransfer | None:
-        del phase, request, full_transfer, prefix_len, insert_result, canonical_full
-        return transfer
-
-    def apply_action(self, action: CacheAction) -> None: ...
+    ) -> None:
+        del phase, request, full_transfer, transfer, prefix_len, insert_result
 
 
-def components(fits: Bystander, full: FullComponent, keys: PageKeys, node: TreeNodeView) -> None:
+def components(
+    fits: Bystander,
+    ours: FullComponent | SWAComponent | MambaComponent,
+    keys: PageKeys,
+    node: TreeNodeView,
+) -> None:
     """What is a component; phases are no strings."""
     component: LinkerComponent = fits
-    component = full
+    component = ours
     transfer = component.build_external_linker_transfer(LinkerTransferPhase.LOAD, None, keys)
     assert_type(transfer, PoolTransfer | None)
     component.build_external_linker_transfer("load", None, keys)  # type: ignore[arg-type]
@@ -349,17 +351,17 @@ def pools(
     entry: DevicePoolEntry,
     cpu: CpuCopier,
     cuda: CudaCopier,
-    joined: JoinedPageKeys,
+    group: DevicePoolGroup,
     transfer: PoolTransfer,
 ) -> None:
     """Our own parts fit too."""
+    pools_of: PoolGroup = group
     pool: DevicePool = entry
     copier: Copier = cpu
     copier = cuda
-    keys: PageKeySource = joined
     region = pool.region(0, pool.page_rows(transfer))
     staging = copier.staging(8)
     assert_type(staging.buffer, memoryview)
     copier.gather(region, staging.buffer)  # type: ignore[arg-type]
     copier.gather(staging.tensor, region)  # type: ignore[arg-type]
-    del keys
+    del pools_of

@@ -39,17 +39,25 @@ from radixlink_contracts import (
 from radixlink_contracts.actions import (
     BackupKV,
     CacheAction,
-    FreeComponentDeviceSlot,
     FreeDeviceKV,
     FreeDeviceKVFullOnly,
-    RebuildFullToSWAMapping,
+    FreeMambaSlots,
+    FreeSWA,
+    MoveSWA,
 )
 from radixlink_contracts.errors import AgreementError, CapacityError, LinkError, StorageError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from radixlink_contracts import IncLockRefResult, InsertResult, PageStore, StepReport
+    from radixlink_contracts import (
+        IncLockRefResult,
+        InsertResult,
+        PageStore,
+        PrefixCache,
+        StepReport,
+        TreeNodeView,
+    )
 
 
 def bits(keys: PageKeys, store: PageStore) -> None:
@@ -134,6 +142,21 @@ def errors(error: LinkError, full: CapacityError, split: AgreementError) -> None
     del by_rank
 
 
+def nodes(node: TreeNodeView) -> None:
+    """What a node holds and lacks in the store; a view is read, never written."""
+    assert_type(node.has_swa, bool)
+    assert_type(node.mamba_slot, int | None)
+    assert_type(node.unstored, tuple[ComponentType, ...])
+    node.mamba_slot = 3  # type: ignore[misc]
+
+
+def a_fork(cache: PrefixCache, receipt: IncLockRefResult) -> None:
+    """A state is forked for a receipt, and the caller must look whether there was room."""
+    slot = cache.fork_state(receipt)
+    assert_type(slot, int | None)
+    cache.fork_state(receipt.node_id)  # type: ignore[arg-type]
+
+
 def every_action(action: CacheAction) -> str:
     """All actions there are: one more, and `assert_never` here is an error."""
     match action:
@@ -143,11 +166,15 @@ def every_action(action: CacheAction) -> str:
         case BackupKV(node_ids=node_ids):
             assert_type(node_ids, tuple[NodeId, ...])
             return "nodes"
-        case FreeComponentDeviceSlot(component_type=component):
-            assert_type(component, ComponentType)
-            return "component"
-        case RebuildFullToSWAMapping():
-            return "mapping"
+        case FreeSWA(full_indices=beside):
+            assert_type(beside, torch.Tensor)
+            return "windows"
+        case MoveSWA(from_full=old, to_full=new):
+            assert_type((old, new), tuple[torch.Tensor, torch.Tensor])
+            return "pairs"
+        case FreeMambaSlots(slots=states):
+            assert_type(states, tuple[int, ...])
+            return "states"
         case _:
             assert_never(action)
 
@@ -156,10 +183,10 @@ def a_forgotten_action(action: CacheAction) -> str:
     """`BackupKV` is missing."""
     kind = ""
     match action:  # type: ignore[exhaustive-match]
-        case FreeDeviceKV() | FreeDeviceKVFullOnly() | FreeComponentDeviceSlot():
+        case FreeDeviceKV() | FreeDeviceKVFullOnly() | FreeSWA() | FreeMambaSlots():
             kind = "slots"
-        case RebuildFullToSWAMapping():
-            kind = "mapping"
+        case MoveSWA():
+            kind = "pairs"
     return kind
 
 
@@ -168,7 +195,7 @@ def a_forgotten_action_and_never(action: CacheAction) -> str:
     match action:
         case BackupKV():
             return "nodes"
-        case FreeDeviceKV() | FreeComponentDeviceSlot() | RebuildFullToSWAMapping():
+        case FreeDeviceKV() | FreeSWA() | MoveSWA() | FreeMambaSlots():
             return "slots"
         case _:
             assert_never(action)  # type: ignore[arg-type]

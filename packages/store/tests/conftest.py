@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+#: `tox -e stress` asks for the numbers that take minutes; the normal run does a part of each.
+STRESS = bool(os.environ.get("RADIXLINK_STRESS"))
+
 IDENTITY = CacheIdentity(
     model="tiny", revision="1", dtype="uint8", page_size=1, num_layers=2, layout="bytes"
 )
@@ -33,7 +36,9 @@ class StillClock:
 class MakeStore(Protocol):
     """The type of the fixture `make_store`."""
 
-    def __call__(self, num_buckets: int, ways: int) -> tuple[SegmentPageStore, Segment]:
+    def __call__(
+        self, num_buckets: int, ways: int, *, checksums: bool = True
+    ) -> tuple[SegmentPageStore, Segment]:
         """A store of so many slots, over plain memory, and the segment behind it."""
         ...
 
@@ -55,10 +60,14 @@ def make_store(tmp_path: Path, layout: PoolLayout, clock: StillClock) -> Iterato
     """Makes stores of any geometry."""
     with contextlib.ExitStack() as stack:
 
-        def make(num_buckets: int, ways: int) -> tuple[SegmentPageStore, Segment]:
+        def make(
+            num_buckets: int, ways: int, *, checksums: bool = True
+        ) -> tuple[SegmentPageStore, Segment]:
             geometry = Geometry(num_buckets=num_buckets, ways=ways, range_bytes=layout.range_bytes)
             locks = SlotLocks(os.open(tmp_path / "locks", os.O_RDWR | os.O_CREAT, 0o600))
-            superblock = Superblock(layout=layout, geometry=geometry, boot_id="now")
+            superblock = Superblock(
+                layout=layout, geometry=geometry, boot_id="now", checksums=checksums
+            )
             buffer = memoryview(bytearray(geometry.total_bytes))
             segment = Segment.format(buffer, superblock, locks)
             store = SegmentPageStore(segment, "the test's segment", clock)

@@ -7,8 +7,10 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
 from hypothesis import settings
+from packages.store.tests.raw_segment import RawSegment
 from typing_extensions import override
 
 from radixlink_contracts import PageBits, StoreConfig, StoreFactory, Touchable
@@ -19,12 +21,16 @@ from radixlink_testing import (
     SUITE_LAYOUT,
     PageStoreMachine,
     PageStoreTests,
+    ProcessOpener,
     StorePlace,
 )
 from radixlink_testing.pages import page_keys, page_parts
+from radixlink_testing.store_peers import StorePeersTests
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    import numpy.typing as npt
 
     from radixlink_contracts import PageStore, PoolLayout
 
@@ -33,39 +39,60 @@ class DirectoryPlace(StorePlace):
     """A directory; each opener is a factory of its own, as in another process."""
 
     def __init__(self, path: Path) -> None:
+        super().__init__()
         self.path = path
-        self._factories: list[FileStoreFactory] = []
 
     @override
-    def open(self, layout: PoolLayout) -> PageStore:
-        config = StoreConfig(location=str(self.path), capacity_bytes=SUITE_CAPACITY_BYTES)
-        factory = FileStoreFactory(config)
-        self._factories.append(factory)
-        return factory.open(layout)
+    def factory(self, capacity_bytes: int = SUITE_CAPACITY_BYTES) -> FileStoreFactory:
+        return FileStoreFactory(self._config(self.path, capacity_bytes))
+
+    @override
+    def process_opener(self) -> ProcessOpener:
+        return ProcessOpener(
+            factory="radixlink_store:FileStoreFactory",
+            config=self._config(self.path, SUITE_CAPACITY_BYTES),
+        )
+
+    @override
+    def unusable_factory(self) -> FileStoreFactory:
+        file = self.path / "file"
+        file.touch()
+        return FileStoreFactory(self._config(file, SUITE_CAPACITY_BYTES))
 
     @override
     def corrupt(self, layout: PoolLayout, key: bytes, layer_range: int) -> None:
-        geometry = Geometry.within(SUITE_CAPACITY_BYTES, layout.range_bytes)
-        shard = layout.shard
-        file = self.path / f"{layout.pool.value}.{shard.index}-of-{shard.count}.segment"
-        with file.open("r+b", buffering=0) as segment:
-            content = segment.read()
-            header = content.index(key, geometry.headers_offset, geometry.payload_offset)
-            slot = (header - geometry.headers_offset) // (8 * geometry.header_words)
-            damaged = (
-                geometry.payload_offset
-                + slot * geometry.slot_bytes
-                + geometry.range_offsets[layer_range]
-            )
-            segment.seek(damaged)
-            segment.write(bytes([content[damaged] ^ 1]))
+        self._segment(layout).corrupt(key, layer_range)
 
-    def close(self) -> None:
-        for factory in self._factories:
-            factory.close()
+    @override
+    def drop(self, layout: PoolLayout, key: bytes) -> None:
+        self._segment(layout).drop(key)
+
+    @override
+    def pass_time(self, seconds: int) -> None:
+        self._segment(SUITE_LAYOUT).pass_time(seconds)
+
+    def _segment(self, layout: PoolLayout) -> RawSegment:
+        """A segment, mapped once more."""
+        shard = layout.shard
+        path = self.path / f"{layout.pool.value}.{shard.index}-of-{shard.count}.segment"
+        memory: npt.NDArray[np.uint8] = np.memmap(path, np.uint8, "r+")
+        return RawSegment(memory, Geometry.within(SUITE_CAPACITY_BYTES, layout.range_bytes))
+
+    @staticmethod
+    def _config(location: Path, capacity_bytes: int) -> StoreConfig:
+        return StoreConfig(location=str(location), capacity_bytes=capacity_bytes)
 
 
 class TestFileStore(PageStoreTests):
+    @pytest.fixture
+    @override
+    def place(self, tmp_path: Path) -> Iterator[StorePlace]:
+        place = DirectoryPlace(tmp_path)
+        yield place
+        place.close()
+
+
+class TestFileStorePeers(StorePeersTests):
     @pytest.fixture
     @override
     def place(self, tmp_path: Path) -> Iterator[StorePlace]:
@@ -87,7 +114,7 @@ class FileMachine(PageStoreMachine):
 
 
 TestFileMachine = FileMachine.TestCase
-TestFileMachine.settings = settings(stateful_step_count=25)
+TestFileMachine.settings = settings(stateful_step_count=15)
 
 
 def test_factory_and_store_are_what_the_contracts_say(tmp_path: Path) -> None:

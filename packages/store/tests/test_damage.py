@@ -122,13 +122,13 @@ def test_bytes_that_match_at_the_second_look_are_not_emptied(
     geometry, slot = segment.geometry, handles.slots[1]
     offset = geometry.payload_offset + slot * geometry.slot_bytes
     flip(segment, offset)
-    lend = segment.locks.lend
+    take = segment.locks.take
 
     def late() -> object:
         flip(segment, offset)
-        return lend()
+        return take()
 
-    monkeypatch.setattr(segment.locks, "lend", late)
+    monkeypatch.setattr(segment.locks, "take", late)
     assert read_page_range(store, handles, 0)[0] == OTHERS
     monkeypatch.undo()
     assert store.counters.read_corrupt == 0

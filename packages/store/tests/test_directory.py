@@ -9,6 +9,7 @@ import pytest
 from radixlink_contracts.errors import BackendUnavailableError
 from radixlink_store import default_directory
 from radixlink_store._directory import open_directory
+from radixlink_store._room import Room
 
 
 @pytest.fixture
@@ -32,7 +33,7 @@ def choose(shared_memory: Path, kind: str | None, free: int, needed: int = 1000)
         temp=Path("/temp"),
         shared_memory=shared_memory,
         mounts=mounts,
-        free_bytes=lambda path: free if path == shared_memory else 0,
+        room=lambda path: Room(num_bytes=free if path == shared_memory else 0, limit="it"),
     )
 
 
@@ -61,7 +62,7 @@ def test_last_mount_on_a_directory_counts(shared_memory: Path) -> None:
         temp=Path("/temp"),
         shared_memory=shared_memory,
         mounts=mounts,
-        free_bytes=lambda _: 1,
+        room=lambda _: Room(num_bytes=1, limit="it"),
     )
     assert chosen == Path("/temp/radixlink-7")
 

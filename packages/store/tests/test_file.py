@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import errno
 import functools
+import gc
 import os
+import platform
+import resource
 import stat
 import tempfile
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,11 +21,13 @@ from radixlink_contracts import PageBits, PoolName, Shard, StoreConfig
 from radixlink_contracts.errors import (
     BackendUnavailableError,
     CapacityError,
+    ContractError,
     IdentityError,
     IntegrityError,
     StaleHandleError,
 )
 from radixlink_store import FileStoreFactory, Geometry, SlotLocks, default_directory
+from radixlink_store._room import Room
 from radixlink_store._superblock import write_boot_id
 from radixlink_testing import read_right
 from radixlink_testing.pages import page_keys, page_parts
@@ -50,11 +56,12 @@ def open_store(tmp_path: Path) -> Iterator[OpenStore]:
         capacity_bytes: int = CAPACITY,
         timeout_s: float = 30.0,
         location: Path = tmp_path,
+        checksums: bool = True,
     ) -> SegmentPageStore:
         config = StoreConfig(
             location=str(location), capacity_bytes=capacity_bytes, timeout_s=timeout_s
         )
-        factory = FileStoreFactory(config)
+        factory = FileStoreFactory(config, checksums=checksums)
         factories.append(factory)
         return factory.open(layout)
 
@@ -65,6 +72,15 @@ def open_store(tmp_path: Path) -> Iterator[OpenStore]:
 
 def put_all(store: SegmentPageStore) -> None:
     assert store.put(KEYS, page_parts(KEYS, store.layout)).complete
+
+
+def boot_of_the_node(file: Path) -> None:
+    """Make a segment one of an earlier boot."""
+    with file.open("r+b") as segment:
+        head = bytearray(segment.read(100))
+        write_boot_id(memoryview(head), "the boot before")
+        segment.seek(0)
+        segment.write(head)
 
 
 def test_files_are_for_the_owner_alone_and_allocated(
@@ -169,15 +185,35 @@ def test_room_that_is_gone_when_it_is_taken_leaves_no_file(
     put_all(open_store(layout))
 
 
+def test_limit_that_only_the_allocation_meets_is_told_and_leaves_no_file(
+    layout: PoolLayout, tmp_path: Path
+) -> None:
+    # A limit on the size of files: like a quota, no file system tells it beforehand.
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, 1 << 16))
+            config = StoreConfig(location=str(tmp_path), capacity_bytes=1 << 20)
+            FileStoreFactory(config).open(layout)
+        except CapacityError as error:
+            code = 0 if error.needed > 1 << 20 else 2
+        finally:
+            os._exit(code)
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 0
+    assert list(tmp_path.glob("*.segment*")) == []
+
+
 def test_free_room_is_asked_where_the_store_is(layout: PoolLayout, tmp_path: Path) -> None:
     asked: list[Path] = []
 
-    def free_bytes(path: Path) -> int:
+    def room(path: Path) -> Room:
         asked.append(path)
-        return 7
+        return Room(num_bytes=7, limit="a quota")
 
-    factory = FileStoreFactory(StoreConfig(location=str(tmp_path)), free_bytes)
-    with pytest.raises(CapacityError) as caught:
+    factory = FileStoreFactory(StoreConfig(location=str(tmp_path)), room)
+    with pytest.raises(CapacityError, match="got 7 within a quota") as caught:
         factory.open(layout)
     assert caught.value.available == 7
     assert asked == [tmp_path]
@@ -284,17 +320,71 @@ def test_boot_of_the_node_starts_the_stamps_over(
     store.open(keys, 1000)
     assert store.put(others, page_parts(others, layout)) == PageBits.none(1)
     store.close()
-    with (tmp_path / NAME).open("r+b") as file:
-        head = bytearray(file.read(100))
-        write_boot_id(memoryview(head), "the boot before")
-        file.seek(0)
-        file.write(head)
+    boot_of_the_node(tmp_path / NAME)
     again = open_store(layout)
     assert again.contains(keys) == PageBits.all(1)
     assert again.put(others, page_parts(others, layout)) == PageBits.all(1)
     # Not over and over: the lease of now stays.
     again.open(others, 1000)
     assert open_store(layout).put(keys, page_parts(keys, layout)) == PageBits.none(1)
+
+
+def test_segment_without_checksums_serves_those_who_ask_for_none(
+    open_store: OpenStore, layout: PoolLayout
+) -> None:
+    store = open_store(layout, checksums=False)
+    put_all(store)
+    again = open_store(layout, checksums=False)
+    assert read_right(again, again.open(KEYS, 0)) == PageBits.all(5)
+
+
+@pytest.mark.parametrize("made_with", [True, False])
+def test_segment_made_with_another_setting_is_refused(
+    open_store: OpenStore, layout: PoolLayout, tmp_path: Path, *, made_with: bool
+) -> None:
+    put_all(open_store(layout, checksums=made_with))
+    with pytest.raises(IdentityError) as caught:
+        open_store(layout, checksums=not made_with)
+    for part in (str(tmp_path / NAME), f"checksums={made_with}", f"checksums={not made_with}"):
+        assert part in str(caught.value)
+    assert open_store(layout, checksums=made_with).contains(KEYS) == PageBits.all(5)
+
+
+def test_missing_checksums_are_refused_where_loads_and_stores_may_be_reordered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(platform, "machine", lambda: "aarch64")
+    with pytest.raises(ContractError, match="checksums on a aarch64"):
+        FileStoreFactory(StoreConfig(), checksums=False)
+    FileStoreFactory(StoreConfig())
+
+
+@pytest.mark.parametrize("checksums", [True, False])
+def test_boot_of_the_node_keeps_only_pages_that_can_be_verified(
+    open_store: OpenStore, layout: PoolLayout, tmp_path: Path, *, checksums: bool
+) -> None:
+    store = open_store(layout, checksums=checksums)
+    put_all(store)
+    before = store.open(KEYS, 0)
+    store.close()
+    boot_of_the_node(tmp_path / NAME)
+    again = open_store(layout, checksums=checksums)
+    kept = PageBits.all(5) if checksums else PageBits.none(5)
+    assert again.contains(KEYS) == kept
+    assert read_right(again, before) == kept
+    put_all(again)
+    # A generation is never used again, so what was opened before stays a miss.
+    assert read_right(again, before) == kept
+
+
+def test_prefault_is_at_work_until_the_store_is_closed(layout: PoolLayout, tmp_path: Path) -> None:
+    before = threading.active_count()
+    config = StoreConfig(location=str(tmp_path), capacity_bytes=CAPACITY)
+    for prefault in (True, False):
+        factory = FileStoreFactory(config, prefault=prefault)
+        put_all(factory.open(layout))
+        factory.close()
+        assert threading.active_count() == before
 
 
 def test_closing_unmaps_the_file_and_closes_it(
@@ -353,4 +443,6 @@ def test_default_location_keeps_identities_apart(
 
 
 def _open_files() -> int:
+    # What earlier tests left to the collector would go in between.
+    gc.collect()
     return sum(1 for _ in Path("/proc/self/fd").iterdir())

@@ -6,7 +6,12 @@ from hypothesis import strategies as st
 
 from radixlink_contracts.errors import CapacityError, ContractError
 from radixlink_store import Geometry
-from radixlink_store._layout import MAX_WAYS, SUPERBLOCK_BYTES
+from radixlink_store._layout import (
+    COUNTER_ROWS,
+    COUNTERS_PER_ROW,
+    MAX_WAYS,
+    SUPERBLOCK_BYTES,
+)
 
 RANGES = st.lists(st.integers(1, 5000), min_size=1, max_size=8).map(tuple)
 
@@ -17,9 +22,11 @@ def test_sections_follow_each_other_without_overlap(
 ) -> None:
     geometry = Geometry.within(sum(range_bytes) + 64 + more, range_bytes)
     count = geometry.num_slots
-    assert geometry.states_offset >= SUPERBLOCK_BYTES
-    assert geometry.recency_offset >= geometry.states_offset + 8 * count
-    assert geometry.leases_offset >= geometry.recency_offset + 4 * count
+    assert geometry.counters_offset >= SUPERBLOCK_BYTES
+    assert geometry.tags_offset >= geometry.counters_offset + 8 * COUNTERS_PER_ROW * COUNTER_ROWS
+    assert geometry.states_offset >= geometry.tags_offset + count
+    assert geometry.ages_offset >= geometry.states_offset + 8 * count
+    assert geometry.leases_offset >= geometry.ages_offset + 8 * count
     assert geometry.headers_offset >= geometry.leases_offset + 4 * count
     assert geometry.payload_offset >= geometry.headers_offset + 8 * geometry.header_words * count
     assert geometry.total_bytes >= geometry.payload_offset + geometry.slot_bytes * count

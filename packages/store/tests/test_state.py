@@ -34,7 +34,7 @@ def test_word_holds_its_three_parts(fingerprint: int, generation: int, state: Sl
 def test_claim_starts_the_next_generation_whatever_the_slot_held(
     word: int, fingerprint: int
 ) -> None:
-    now = claimed(word, fingerprint)
+    now = claimed(word, match_of(fingerprint))
     if generation_of(word) == LAST_GENERATION:
         assert now is None
     else:

@@ -13,7 +13,15 @@ from hypothesis import strategies as st
 
 from radixlink_contracts import PageBits, PageHandles, PageKeys
 from radixlink_contracts.errors import ContractError, StaleHandleError
-from radixlink_store._segment import candidate_buckets, fingerprint_of, key_words
+from radixlink_store._places import (
+    NO_TAG,
+    Place,
+    candidate_buckets,
+    key_words,
+    matches_of,
+    seed_and_match,
+    tags_of,
+)
 from radixlink_store._state import LAST_GENERATION, SlotState, pack
 from radixlink_store.counters import StoreCounters
 from radixlink_testing import read_right
@@ -22,7 +30,6 @@ from radixlink_testing.pages import page_keys, page_parts
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    import numpy.typing as npt
     from packages.store.tests.conftest import MakeStore, StillClock
 
     from radixlink_contracts import PoolLayout
@@ -149,6 +156,25 @@ def test_new_page_goes_to_the_emptier_bucket(make_store: MakeStore) -> None:
     assert sorted(used.tolist()) == [1, 2]
 
 
+@given(st.integers(1, 5000))
+def test_one_key_and_many_have_the_same_places(num_buckets: int) -> None:
+    keys = page_keys(range(50))
+    words = key_words(keys)
+    places = [Place.of(key, num_buckets) for key in keys]
+    assert [list(place.buckets) for place in places] == candidate_buckets(
+        words, num_buckets
+    ).tolist()
+    assert [place.tag for place in places] == tags_of(words).tolist()
+    assert [place.match for place in places] == matches_of(words).tolist()
+    assert [(place.seed, place.match) for place in places] == list(map(seed_and_match, keys))
+
+
+def test_no_key_has_the_tag_of_an_empty_slot() -> None:
+    keys = PageKeys.join(bytes(16) + bytes(5) + bytes([tag]) + bytes(10) for tag in range(256))
+    assert NO_TAG not in tags_of(key_words(keys))
+    assert NO_TAG not in [Place.of(key, 1).tag for key in keys]
+
+
 @given(st.integers(2, 5000))
 def test_two_candidates_are_two_buckets_of_the_table(num_buckets: int) -> None:
     buckets = candidate_buckets(key_words(page_keys(range(50))), num_buckets)
@@ -169,7 +195,7 @@ def test_pages_with_equal_fingerprints_are_told_apart(make_store: MakeStore) -> 
     store, _ = make_store(1, 4)
     one = bytes(32)
     others = [one[:24] + bytes([i]) * 8 for i in (1, 2)]
-    assert len({fingerprint_of(key) for key in (one, *others)}) == 1
+    assert len({(at.tag, at.match) for at in (Place.of(key, 1) for key in (one, *others))}) == 1
     keys = PageKeys.join([one, others[0]])
     store.put(keys, page_parts(keys, store.layout))
     asked = PageKeys.join([others[1], others[0], one])
@@ -185,6 +211,7 @@ def test_slot_that_a_dead_writer_left_is_used_before_any_page_is_evicted(
     store, segment = make_store(1, 3)
     put(store, [0, 1, 2])
     slot = store.open(page_keys([1]), 0).slots[0]
+    segment.tag_lines.reshape(-1)[slot] = NO_TAG
     segment.lines.reshape(-1)[slot] = pack(77, 5, SlotState.WRITING)
     assert held(store, [0, 1, 2]) == [0, 2]
     assert put(store, [3]).complete
@@ -223,10 +250,10 @@ def test_slot_is_not_written_if_its_word_changed_before_it_was_locked(
 ) -> None:
     store, segment = make_store(1, 1)
     put(store, [0])
-    key = page_keys([1])[0]
-    parts = [np.zeros(size, np.uint8) for size in layout.range_bytes]
+    place = Place.of(page_keys([1])[0], 1)
+    parts = [memoryview(bytes(size)) for size in layout.range_bytes]
     with segment.locks.lend() as lock:
-        assert not segment.write(lock, 0, 0, key, parts, writer=1, now=1)
+        assert not segment.write(lock, 0, 0, place, parts, writer=1, age=1)
     assert held(store, [0, 1]) == [0]
 
 
@@ -269,7 +296,7 @@ def test_read_ends_as_a_miss_when_the_page_is_replaced_under_it(
     handles = store.open(page_keys([0]), 0)
     copy = segment.copy_range
 
-    def replaced(slot: int, layer_range: int, out: npt.NDArray[np.uint8]) -> None:
+    def replaced(slot: int, layer_range: int, out: memoryview) -> None:
         put(store, [1])
         copy(slot, layer_range, out)
 
@@ -306,7 +333,7 @@ def test_closing_does_not_disturb_a_read_in_progress(
     handles = store.open(page_keys([0]), 0)
     copy = segment.copy_range
 
-    def close_first(slot: int, layer_range: int, out: npt.NDArray[np.uint8]) -> None:
+    def close_first(slot: int, layer_range: int, out: memoryview) -> None:
         store.close()
         copy(slot, layer_range, out)
 

@@ -32,6 +32,13 @@ def test_reads_what_was_written(written: bytearray) -> None:
     assert Superblock.read(bytes(written), "there") == SUPERBLOCK
 
 
+def test_whether_there_are_checksums_is_read_back() -> None:
+    buffer = bytearray(SUPERBLOCK_BYTES)
+    without = attrs.evolve(SUPERBLOCK, checksums=False)
+    without.write(memoryview(buffer))
+    assert Superblock.read(bytes(buffer), "there") == without
+
+
 def test_boot_id_may_be_written_again(written: bytearray) -> None:
     write_boot_id(memoryview(written), "another")
     expected = attrs.evolve(SUPERBLOCK, boot_id="another")
@@ -51,7 +58,7 @@ def test_shortened_superblock_is_refused(written: bytearray) -> None:
 
 def test_another_format_version_is_refused(written: bytearray) -> None:
     written[8] += 1
-    with pytest.raises(IdentityError, match="format version 1, got 2"):
+    with pytest.raises(IdentityError, match="format version 2, got 3"):
         Superblock.read(bytes(written), "there")
 
 

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 import attrs
 import pytest
-from typing_extensions import override
 
 from radixlink_contracts import PageBits, PoolName, StoreConfig, StoreFactory
 from radixlink_contracts.errors import (
@@ -23,8 +22,6 @@ from radixlink_store_mpi._mpi import MPI
 from radixlink_testing import (
     SUITE_CAPACITY_BYTES,
     SUITE_LAYOUT,
-    PageStoreTests,
-    StorePlace,
     read_right,
 )
 from radixlink_testing.pages import page_keys, page_parts
@@ -35,47 +32,10 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-    from radixlink_contracts import PageStore, PoolLayout
     from radixlink_store import SegmentPageStore
 
 CONFIG = StoreConfig(capacity_bytes=SUITE_CAPACITY_BYTES)
 KEYS = page_keys(range(5))
-
-
-class WindowPlace(StorePlace):
-    """The windows of one factory: they end with it, so all openers are its."""
-
-    def __init__(self) -> None:
-        self.factory = MpiStoreFactory(CONFIG)
-
-    @override
-    def open(self, layout: PoolLayout) -> SegmentPageStore:
-        return self.factory.open(layout)
-
-    @override
-    def corrupt(self, layout: PoolLayout, key: bytes, layer_range: int) -> None:
-        window = self.factory._windows[layout.fingerprint]
-        geometry = window.superblock.geometry
-        header = bytes(window.memory).index(key, geometry.headers_offset)
-        slot = (header - geometry.headers_offset) // (8 * geometry.header_words)
-        start = geometry.payload_offset + slot * geometry.slot_bytes
-        window.memory[start + geometry.range_offsets[layer_range]] ^= 1
-
-
-class TestMpiStore(PageStoreTests):
-    @pytest.fixture
-    @override
-    def place(self) -> Iterator[StorePlace]:
-        place = WindowPlace()
-        yield place
-        place.factory.close()
-
-    @pytest.mark.xfail(reason="a window is made for its layout: no two identities ever meet in one")
-    @override
-    def test_place_of_another_identity_is_refused(
-        self, place: StorePlace, store: PageStore
-    ) -> None:
-        super().test_place_of_another_identity_is_refused(place, store)
 
 
 @pytest.fixture

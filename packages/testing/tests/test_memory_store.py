@@ -1,4 +1,4 @@
-"""The in-memory store against the suite that it ships with."""
+"""What the in-memory store does beside the contract, and the guard of the suites."""
 
 from __future__ import annotations
 
@@ -6,59 +6,21 @@ from typing import TYPE_CHECKING, ClassVar
 
 import attrs
 import pytest
-from hypothesis import settings
 from typing_extensions import override
 
 from radixlink_contracts import PageBits, StoreConfig, StoreFactory, Touchable
 from radixlink_contracts.errors import CapacityError, StaleHandleError
 from radixlink_testing import (
-    SUITE_CAPACITY_BYTES,
     SUITE_LAYOUT,
-    InMemoryPageStore,
     InMemoryPlace,
     InMemoryStoreFactory,
-    PageStoreMachine,
     PageStoreTests,
-    StorePlace,
     read_right,
 )
 from radixlink_testing.pages import page_keys, page_parts
 
 if TYPE_CHECKING:
-    from radixlink_contracts import PageStore, PoolLayout
-
-
-class MemoryPlace(StorePlace):
-    """A dict, opened by a factory for each opener."""
-
-    def __init__(self) -> None:
-        self._place = InMemoryPlace()
-
-    @override
-    def open(self, layout: PoolLayout) -> InMemoryPageStore:
-        config = StoreConfig(capacity_bytes=SUITE_CAPACITY_BYTES)
-        return InMemoryStoreFactory(config, self._place).open(layout)
-
-    @override
-    def corrupt(self, layout: PoolLayout, key: bytes, layer_range: int) -> None:
-        self.open(layout).corrupt(key, layer_range)
-
-
-class TestInMemoryPageStore(PageStoreTests):
-    @pytest.fixture
-    @override
-    def place(self) -> StorePlace:
-        return MemoryPlace()
-
-
-class MemoryMachine(PageStoreMachine):
-    @override
-    def make_place(self) -> StorePlace:
-        return MemoryPlace()
-
-
-TestMemoryMachine = MemoryMachine.TestCase
-TestMemoryMachine.settings = settings(stateful_step_count=25)
+    from radixlink_contracts import PageStore
 
 
 def test_factory_is_a_store_factory() -> None:

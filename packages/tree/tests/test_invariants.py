@@ -8,15 +8,17 @@ import pytest
 
 from radixlink_contracts import Namespace, OperationId
 from radixlink_contracts.errors import ContractError
-from radixlink_tree import EvictionPolicy, UnifiedTreeCore, check_invariants
-from radixlink_tree._node import NO_CHILDREN
+from radixlink_tree import EvictionPolicy, StateRules, UnifiedTreeCore, check_invariants
+from radixlink_tree._node import FULL_BIT, NO_CHILDREN
 
-from .conftest import Rig
+from .rig import Rig
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from radixlink_tree._mamba import States
     from radixlink_tree._node import Node
+    from radixlink_tree._swa import Windows
 
 
 def a_tree() -> tuple[UnifiedTreeCore, Node, Node]:
@@ -97,23 +99,37 @@ def miscount(tree: UnifiedTreeCore, _: Node, __: Node) -> None:
     tree._evictable += 4
 
 
-def use_child_alone(_: UnifiedTreeCore, upper: Node, lower: Node) -> None:
-    lower.last_access = upper.last_access + 1
-
-
 def store_while_pending(tree: UnifiedTreeCore, _: Node, lower: Node) -> None:
     tree.mark_offload_pending(lower.node_id, OperationId(1))
-    lower.stored = True
+    lower.mark().stored = FULL_BIT
 
 
 def forget_offload(tree: UnifiedTreeCore, _: Node, lower: Node) -> None:
     tree.mark_offload_pending(lower.node_id, OperationId(1))
-    tree._pending.clear()
+    tree._offloads.pending.clear()
 
 
 def forget_operation(tree: UnifiedTreeCore, _: Node, lower: Node) -> None:
     tree.mark_offload_pending(lower.node_id, OperationId(1))
-    lower.pending_operation = None
+    lower.mark().pending, lower.mark().pending_bits = None, 0
+
+
+def offload_nothing(tree: UnifiedTreeCore, _: Node, lower: Node) -> None:
+    tree.mark_offload_pending(lower.node_id, OperationId(1))
+    lower.mark().pending_bits = 0
+
+
+def gain_window_without_windows(_: UnifiedTreeCore, __: Node, lower: Node) -> None:
+    lower.has_swa = True
+
+
+def gain_state_without_states(_: UnifiedTreeCore, __: Node, lower: Node) -> None:
+    lower.mamba_slot = 3
+
+
+def offload_without_linker(tree: UnifiedTreeCore, _: Node, lower: Node) -> None:
+    tree.mark_offload_pending(lower.node_id, OperationId(1))
+    tree._offloads.threshold = None
 
 
 def count_without_linker(tree: UnifiedTreeCore, _: Node, __: Node) -> None:
@@ -122,7 +138,7 @@ def count_without_linker(tree: UnifiedTreeCore, _: Node, __: Node) -> None:
 
 def rekey(tree: UnifiedTreeCore, upper: Node, lower: Node) -> None:
     assert len(tree.node(lower.node_id).page_keys) == 1
-    lower.chain = upper.chain
+    lower.mark().chain = upper.mark().chain
 
 
 FAULTS: dict[Callable[[UnifiedTreeCore, Node, Node], None], str] = {
@@ -142,10 +158,13 @@ FAULTS: dict[Callable[[UnifiedTreeCore, Node, Node], None], str] = {
     forget_path: "has standing 0, its parent 0",
     prefer_child: "has standing 1, its parent 0",
     miscount: "ledgers say 20 evictable and 0 protected, counted 16 and 0",
-    use_child_alone: "was used after its parent",
-    store_while_pending: "is stored and being offloaded",
+    store_while_pending: "is being offloaded with what is stored of it",
     forget_offload: "which does not know it",
     forget_operation: "does not know its offload",
+    offload_nothing: "is being offloaded by 1 with parts 0b0",
+    offload_without_linker: "or being offloaded although there is no linker",
+    gain_window_without_windows: "has a window in a tree without windows",
+    gain_state_without_states: "has a state in a tree without states",
     count_without_linker: "although there is no linker",
     rekey: "has the keys of other tokens",
 }
@@ -163,6 +182,97 @@ def test_fault_is_found_and_named(
     break_it(tree, upper, lower)
     with pytest.raises(ContractError, match=complaint):
         check_invariants(tree)
+
+
+def lose_window_unnoticed(_: Windows, __: States, ___: Node, lower: Node) -> None:
+    lower.has_swa = False
+
+
+def offer_locked_window(windows: Windows, _: States, __: Node, lower: Node) -> None:
+    windows._unlocked[lower.node_id] = lower
+
+
+def forget_window(windows: Windows, _: States, __: Node, ___: Node) -> None:
+    windows._unlocked.clear()
+
+
+def lock_window_without_receipt(_: Windows, __: States, ___: Node, lower: Node) -> None:
+    lower.swa_lock_ref = 2
+
+
+def lock_window_of_what_is_not_locked(_: Windows, __: States, ___: Node, lower: Node) -> None:
+    lower.lock_ref = 0
+
+
+def unlock_window_without_receipt(_: Windows, __: States, upper: Node, ___: Node) -> None:
+    upper.swa_lock_ref = -1
+
+
+def lose_locked_state(_: Windows, __: States, ___: Node, lower: Node) -> None:
+    lower.mamba_slot = None
+
+
+def forget_state(_: Windows, states: States, __: Node, ___: Node) -> None:
+    states._unlocked.clear()
+
+
+def share_state(_: Windows, __: States, upper: Node, lower: Node) -> None:
+    upper.mamba_slot = lower.mamba_slot
+
+
+def unlock_state_without_receipt(_: Windows, states: States, __: Node, lower: Node) -> None:
+    states.unlock(lower)
+
+
+def lock_state_twice(_: Windows, states: States, __: Node, lower: Node) -> None:
+    states.lock(lower)
+
+
+HYBRID_FAULTS: dict[Callable[[Windows, States, Node, Node], None], str] = {
+    lose_window_unnoticed: "ledgers say 4 evictable and 8 protected tokens of windows, counted 4 and 0",
+    offer_locked_window: r"can be given up, counted \[",
+    forget_window: r"windows of \(\) can be given up, counted \[",
+    lock_window_without_receipt: "has window lock count 2, receipts make 1",
+    lock_window_of_what_is_not_locked: "has window lock count 1, lock count 0",
+    unlock_window_without_receipt: "has window lock count -1, lock count 1",
+    lose_locked_state: "has a locked state that is not there",
+    forget_state: r"states of \(\) can be given up, counted \[",
+    share_state: "a state slot is in two places",
+    unlock_state_without_receipt: r"states have lock counts \{\}, receipts make \{",
+    lock_state_twice: r"states have lock counts \{\d+: 2\}, receipts make \{\d+: 1\}",
+}
+
+
+@pytest.mark.parametrize(
+    ("break_it", "complaint"),
+    HYBRID_FAULTS.items(),
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_fault_of_a_window_or_state_is_found_and_named(
+    break_it: Callable[[Windows, States, Node, Node], None], complaint: str
+) -> None:
+    rig = Rig(4, window=8, states=StateRules())
+    end = rig.insert(1, 2, 3, floor=1).last_device_node
+    rig.lock(end)
+    rig.insert(7)
+    check_invariants(rig.tree)
+    windows, states = rig.tree._windows, rig.tree._states
+    assert windows is not None
+    assert states is not None
+    upper, lower = rig.path(end)
+    break_it(windows, states, upper, lower)
+    with pytest.raises(ContractError, match=complaint):
+        check_invariants(rig.tree)
+
+
+def test_window_of_a_receipt_that_ends_inside_a_node_is_found() -> None:
+    rig = Rig(4, window=8)
+    end = rig.leaf(1, 2)
+    receipts = rig.tree._receipts
+    # Given by nobody: half of the node.
+    receipts.give(end, (), 4)
+    with pytest.raises(ContractError, match="does not end where a node begins"):
+        check_invariants(rig.tree)
 
 
 def test_child_of_every_leaf_is_found() -> None:

@@ -24,7 +24,8 @@ from radixlink_tree import _chain, hash_pages
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from .conftest import MakeRig, Rig
+    from .conftest import MakeRig
+    from .rig import Rig
 
 OPERATION = OperationId(7)
 
@@ -36,7 +37,8 @@ def linked(rig: Rig, threshold: int = 1) -> Rig:
 
 def offers(rig: Rig) -> list[NodeId]:
     """What was offered since the last question."""
-    offered, rig.offered = rig.offered, []
+    offered = list(rig.offered)
+    rig.offered.clear()
     return offered
 
 
@@ -446,7 +448,7 @@ def test_without_a_linker_nothing_is_offered_counted_keyed_or_digested(
     assert offers(rig) == []
     assert rig.tree.mutation_digest == 0
     for node in rig.tree._nodes.values():
-        assert (node.chain, node.hit_count, node.stored) == (None, 0, False)
+        assert node.marks is None
 
 
 def test_inserting_and_matching_with_a_linker_hashes_nothing(
@@ -486,7 +488,7 @@ def picture(rig: Rig) -> object:
         (
             *(node.node_id, node.parent and node.parent.node_id, node.tokens),
             *(node.device_indices.tolist(), node.lock_ref, node.last_access),
-            *(node.hit_count, node.stored, node.pending_operation, node.chain),
+            node.marks,
         )
         for node in rig.tree._nodes.values()
     ]

@@ -11,7 +11,8 @@ from radixlink_contracts import IncLockRefParams, NodeId
 from radixlink_contracts.errors import StaleHandleError
 
 if TYPE_CHECKING:
-    from .conftest import MakeRig, Rig
+    from .conftest import MakeRig
+    from .rig import Rig
 
 
 def test_lock_protects_the_whole_path_and_nothing_else(rig: Rig) -> None:

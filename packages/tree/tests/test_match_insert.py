@@ -22,7 +22,8 @@ from radixlink_contracts.errors import ContractError
 from radixlink_tree import UnifiedTreeCore
 
 if TYPE_CHECKING:
-    from .conftest import MakeRig, Rig
+    from .conftest import MakeRig
+    from .rig import Rig
 
 # The last two tell apart a framing that only joins.
 NAMESPACES = [

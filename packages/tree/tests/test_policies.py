@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from radixlink_contracts import IncLockRefResult, NodeId
     from radixlink_tree._node import Node
 
-    from .conftest import MakeRig, Rig
+    from .conftest import MakeRig
+    from .rig import Rig
 
 every_policy = pytest.mark.parametrize("policy", EvictionPolicy)
 

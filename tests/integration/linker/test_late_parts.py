@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 from tests.integration.linker.models import FULL_MAMBA, FULL_SWA, FULL_SWA_MAMBA
 
-from radixlink_contracts import PoolName
+from radixlink_contracts import ComponentType, PoolName
 
 if TYPE_CHECKING:
     from tests.integration.linker.conftest import MakeReplica
@@ -125,3 +125,28 @@ def test_a_node_that_is_split_while_it_is_stored_keeps_each_part_where_it_is(
     other = [*TOKENS[:4], 93, 94]
     assert replica.restore("a", other).landed == ("a",)
     assert replica.match("a", other).device_prefix_len == 4
+
+
+@both_ranks
+def test_a_load_marks_only_the_windows_stored_that_it_brought(
+    make_replica: MakeReplica, num_ranks: int
+) -> None:
+    """The store has the last window; what was computed meanwhile has them all."""
+    replica = make_replica(num_ranks, model=FULL_SWA, by_hand=True)
+    replica.compute(TOKENS, slide=True)
+    replica.settle()
+    replica.evict()
+    replica.queue("a", TOKENS)
+    replica.start()
+    for rank in replica.ranks:
+        rank.by_hand.refusing.add("offload")
+    replica.compute(TOKENS)
+    assert replica.step().num_offloads_failed > 0
+    assert replica.settle().landed == ("a",)
+    for rank in replica.ranks:
+        assert [node.unstored for node in rank.nodes()] == [(ComponentType.SWA,), ()]
+        rank.by_hand.refusing.clear()
+    replica.compute(TOKENS)
+    assert replica.settle().num_offloads_stored == 1
+    for rank in replica.ranks:
+        assert all(node.stored for node in rank.nodes())

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import attrs
 import pytest
 
-from radixlink_contracts import ExternalMatch, InsertParams, RequestId, StepReport
+from radixlink_contracts import ExternalMatch, InsertParams, PoolName, RequestId, StepReport
 from radixlink_contracts.errors import AgreementError, ContractError
 from radixlink_linker import LinkerSettings
 
@@ -332,6 +332,21 @@ def test_a_linker_without_the_pool_is_refused_on_all_ranks(
     replica = make_replica(2, attach=False, by_hand=True)
     for number in lacking:
         replica.ranks[number].by_hand._pools.clear()
+    outcomes = replica.outcomes(lambda rank: rank.cache.init_cache_linker(rank.linker))
+    assert all(isinstance(error, AgreementError | ContractError) for error in outcomes), outcomes
+    for rank in replica.ranks:
+        assert rank.cache.counters is None
+        assert rank.tree._offloads.threshold is None
+
+
+@pytest.mark.parametrize("having", [{0}, {0, 1}])
+def test_a_linker_with_a_pool_that_the_tree_lacks_is_refused_on_all_ranks(
+    make_replica: MakeReplica, having: set[int]
+) -> None:
+    replica = make_replica(2, attach=False, by_hand=True)
+    for number in having:
+        pools = replica.ranks[number].by_hand._pools
+        pools[PoolName.SWA] = pools[PoolName.KV]
     outcomes = replica.outcomes(lambda rank: rank.cache.init_cache_linker(rank.linker))
     assert all(isinstance(error, AgreementError | ContractError) for error in outcomes), outcomes
     for rank in replica.ranks:

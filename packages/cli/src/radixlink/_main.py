@@ -28,7 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     parsed = _parser().parse_args(arguments)
     try:
-        return _demo(parsed)
+        return _store(parsed) if parsed.command == "store" else _demo(parsed)
     except CommandError as error:
         return _failed(str(error), error.exit_code)
     except KeyboardInterrupt:
@@ -56,6 +56,13 @@ def _demo(parsed: argparse.Namespace) -> int:
     return run_demo(options)
 
 
+def _store(parsed: argparse.Namespace) -> int:
+    """Run `radixlink store`."""
+    from radixlink._store_command import StoreAction, run_store
+
+    return run_store(StoreAction(parsed.action), parsed.path)
+
+
 def _failed(message: str, exit_code: int) -> int:
     """Say why the command ends, as far as somebody still reads.
 
@@ -80,7 +87,29 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="radixlink", description="Prefix caching outside the engine, shared by processes."
     )
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND", dest="command")
+    _add_demo(commands)
+    _add_store(commands)
+    return parser
+
+
+def _add_store(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """What may be typed after `radixlink store`."""
+    store = commands.add_parser(
+        "store",
+        help="what a file store holds, whether it is sound, and giving its pages up",
+        description="Look after a file store, in use or not. inspect: sizes, fill, counters and "
+        "identity. verify: read every page; those that are damaged are named and emptied. clear: "
+        "give up all pages; files that are no segments of this version are left alone.",
+    )
+    store.add_argument("action", choices=["inspect", "verify", "clear"])
+    store.add_argument(
+        "path", type=Path, help="the store's directory, or the one that has stores for each model"
+    )
+
+
+def _add_demo(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """What may be typed after `radixlink demo`."""
     demo = commands.add_parser(
         "demo",
         help="two replicas hold a conversation, each turn on the other one",
@@ -94,13 +123,15 @@ def _parser() -> argparse.ArgumentParser:
         help="smollm2 (a download of 93 MB, once), tiny (random, no download), or a directory",
     )
     demo.add_argument(
-        "--store", default="file", help="file (plain processes) or mpi (one mpirun); default: file"
+        "--store",
+        default="file",
+        help="file (plain processes), mpi (one mpirun) or mooncake; default: file",
     )
     demo.add_argument(
         "--store-dir",
         type=Path,
         help="where the store is, kept afterwards (the mpi store is in memory and takes none); "
-        "default: a new place that is removed",
+        "for mooncake HOST:PORT of a master, or a JSON file of settings; default: a new place that is removed",
     )
     demo.add_argument(
         "--report",
@@ -117,7 +148,6 @@ def _parser() -> argparse.ArgumentParser:
     demo.add_argument(
         "--no-ranks", action="store_true", help="leave out the part with two tensor-parallel ranks"
     )
-    return parser
 
 
 def _at_least_two(text: str) -> int:

@@ -66,7 +66,7 @@ class SWAComponent(LinkerComponent):
 
         Args:
             pair: Deals out window slots and knows which full slot each is beside.
-            sliding_window: Tokens that attention looks back.
+            sliding_window: Tokens that attention looks back: the tree's.
             evict: Makes that many tokens of window slots free where it can.
             release: Takes back window slots of a load that is given up, when nothing may touch them.
 

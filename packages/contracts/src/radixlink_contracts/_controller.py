@@ -125,7 +125,8 @@ class PrefixCache(Protocol):
     def insert(self, params: InsertParams) -> InsertResult:
         """Insert computed pages, give duplicates back, and start the offloads that are due.
 
-        When: after a batch's results are processed, for finished and chunked requests.
+        When: after a batch's results are processed, for finished and chunked requests, and before the next batch of the
+            same request is launched: duplicates are free at once.
 
         Raises:
             AgreementError: The replica has failed; only `reset` helps.
@@ -143,6 +144,16 @@ class PrefixCache(Protocol):
         """Lock what a request matched.
 
         When: at admission, right after the match.
+        """
+        ...
+
+    def dec_swa_lock_only(self, params: DecLockRefParams) -> IncLockRefResult:
+        """Release the window and the state of what a request locked, and keep the full path.
+
+        When: once the request has moved on by a window, so that others may have the room.
+
+        Returns:
+            The receipt to release at the end; the one given is void.
         """
         ...
 

@@ -254,7 +254,8 @@ class LinkedTreeCore(TreeCore, Protocol):
         Whoever reads its slots holds a lock on it for that long.
 
         Raises:
-            InvalidTransitionError: It is stored, or another operation offloads it. Nothing changes.
+            InvalidTransitionError: It is stored, another operation offloads it, or there is no linker. Nothing
+                changes.
         """
         ...
 

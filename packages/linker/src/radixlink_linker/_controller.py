@@ -179,6 +179,11 @@ class UnifiedRadixCache(LinkedPrefixCache):
         return self._tree.inc_lock_ref(params)
 
     @override
+    def dec_swa_lock_only(self, params: DecLockRefParams) -> IncLockRefResult:
+        """Release window and state early; see `PrefixCache.dec_swa_lock_only`."""
+        return self._tree.dec_swa_lock_only(params)
+
+    @override
     def dec_lock_ref(self, params: DecLockRefParams) -> None:
         """Release a path; see `PrefixCache.dec_lock_ref`."""
         self._tree.dec_lock_ref(params)

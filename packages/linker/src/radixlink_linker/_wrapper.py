@@ -124,7 +124,7 @@ class UnifiedCacheLinkerWrapper:
         Raises:
             AgreementError: Ranks attach with different settings or pools. Nothing is attached then,
                 nor after any of the others.
-            ContractError: The linker lacks the pool of a component.
+            ContractError: The linker lacks the pool of a component, or has one that the tree lacks.
             InvalidTransitionError: The tree has a linker already.
         """
         self.linker = linker
@@ -164,11 +164,12 @@ class UnifiedCacheLinkerWrapper:
             f"components={[kind.name for kind in kinds]} pools={sorted(linker.pools)} "
             f"layer_wise={self._offers_layer_wise}"
         )
-        lacking = [kind.name for kind in kinds if _POOL_OF[kind] not in linker.pools]
-        if lacking:
+        needed = {_POOL_OF[kind] for kind in kinds}
+        if needed != linker.pools.intersection(_POOL_OF.values()):
+            # A window that no tree keeps track of would be restored by nobody, or wrongly.
             msg = (
-                f"attach: expected a linker with the pools of {lacking}, "
-                f"got one with {sorted(linker.pools)}"
+                f"attach: expected a linker with the pools of {[kind.name for kind in kinds]} and "
+                f"of no other component, got one with {sorted(linker.pools)}"
             )
             raise ContractError(msg)
         tree.attach_linker(backup_threshold=settings.backup_threshold)

@@ -8,7 +8,6 @@ write the segment can also write the checksum.
 
 from __future__ import annotations
 
-import struct
 from typing import TYPE_CHECKING, Final
 
 from xxhash import xxh3_64_intdigest
@@ -16,16 +15,22 @@ from xxhash import xxh3_64_intdigest
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-_WRITE: Final = struct.Struct("<32sQQ")
+_RANGE_BITS: Final = 16
 
 
-def range_checksum(key: bytes, generation: int, layer_range: int, data: Buffer) -> int:
+def range_checksum(seed: int, generation: int, layer_range: int, data: Buffer) -> int:
     """The checksum of one layer range of one write of a page.
 
+    Args:
+        seed: The page's, see `_places`.
+        generation: Which write of the slot: 46 bits.
+        layer_range: Which range. No two writes and ranges of a page have one seed.
+        data: The bytes.
+
+    Thread: releases the GIL from about 100 kB up.
     Cost: one pass over `data`.
     """
-    seed = xxh3_64_intdigest(_WRITE.pack(key, generation, layer_range))
-    return xxh3_64_intdigest(data, seed)
+    return xxh3_64_intdigest(data, seed ^ (generation << _RANGE_BITS | layer_range))
 
 
 def header_checksum(slot: int, words: Buffer) -> int:

@@ -10,9 +10,12 @@ from typing import TYPE_CHECKING, Final
 
 from radixlink_contracts.errors import BackendUnavailableError
 from radixlink_store._errors import map_exceptions
+from radixlink_store._room import room_at
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from radixlink_store._room import Room
 
 SHARED_MEMORY: Final = Path("/dev/shm")  # noqa: S108
 """Where Linux keeps shared memory that has names."""
@@ -28,7 +31,7 @@ def default_directory(
     temp: Path,
     shared_memory: Path = SHARED_MEMORY,
     mounts: Path = _MOUNTS,
-    free_bytes: Callable[[Path], int] | None = None,
+    room: Callable[[Path], Room] = room_at,
 ) -> Path:
     """The directory of a user who named none.
 
@@ -42,26 +45,15 @@ def default_directory(
         temp: The directory for temporary files.
         shared_memory: The directory of shared memory.
         mounts: The kernel's table of file systems.
-        free_bytes: How many bytes are free at a path; the default asks the file system.
+        room: What may be taken at a path; the default asks the system.
     """
     name = f"radixlink-{user}"
     in_memory = shared_memory / name
     if in_memory.is_dir():
         return in_memory
-    free = free_bytes or free_bytes_of
-    if _is_tmpfs(shared_memory, mounts) and free(shared_memory) >= needed_bytes:
+    if _is_tmpfs(shared_memory, mounts) and room(shared_memory).num_bytes >= needed_bytes:
         return in_memory
     return temp / name
-
-
-def free_bytes_of(path: Path) -> int:
-    """Bytes that this user may still write in the file system of a path.
-
-    Raises:
-        OSError: The path does not exist.
-    """
-    status = os.statvfs(path)
-    return status.f_bavail * status.f_frsize
 
 
 def _is_tmpfs(path: Path, mounts: Path) -> bool:

@@ -20,6 +20,7 @@ import contextlib
 import errno
 import mmap
 import os
+import platform
 import stat
 import tempfile
 import time
@@ -29,14 +30,17 @@ from typing import TYPE_CHECKING, Final
 from radixlink_contracts.errors import (
     BackendUnavailableError,
     CapacityError,
+    ContractError,
     IdentityError,
     IntegrityError,
     StaleHandleError,
 )
-from radixlink_store._directory import default_directory, free_bytes_of, open_directory
+from radixlink_store._directory import default_directory, open_directory
 from radixlink_store._errors import map_exceptions
 from radixlink_store._layout import SUPERBLOCK_BYTES, Geometry
 from radixlink_store._locks import LockDescriptor, SlotLocks
+from radixlink_store._prefault import Prefault
+from radixlink_store._room import is_in_memory, room_at
 from radixlink_store._segment import Segment
 from radixlink_store._store import SegmentPageStore
 from radixlink_store._superblock import Superblock, differences
@@ -45,19 +49,24 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from radixlink_contracts import PoolLayout, StoreConfig
+    from radixlink_store._room import Room
 
-_SUFFIX: Final = ".segment"
+SUFFIX: Final = ".segment"
+"""How the name of every segment ends."""
+
 _CREATION_LOCK: Final = "creation.lock"
 _MODE: Final = 0o600
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 _POLL_S: Final = 0.005
 _SAFELY: Final = os.O_NOFOLLOW | os.O_CLOEXEC
+#: Machines that keep loads in order, and stores.
+_ORDERED: Final = {"x86_64", "AMD64"}
 _NO_ROOM: Final = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
 def boot_id() -> str:
     """Which boot of the node this is."""
-    with map_exceptions({OSError: lambda error: _unavailable(_BOOT_ID, "read the boot id", error)}):
+    with map_exceptions({OSError: lambda error: unavailable(_BOOT_ID, "read the boot id", error)}):
         return _BOOT_ID.read_text("ascii").strip()
 
 
@@ -68,7 +77,12 @@ class FileStoreFactory:
     """
 
     def __init__(
-        self, config: StoreConfig, free_bytes: Callable[[Path], int] = free_bytes_of
+        self,
+        config: StoreConfig,
+        room: Callable[[Path], Room] = room_at,
+        *,
+        checksums: bool = True,
+        prefault: bool = True,
     ) -> None:
         """Opens nothing yet.
 
@@ -76,10 +90,25 @@ class FileStoreFactory:
             config: `location` is a directory, made if only its last part is missing. Empty: one of
                 this user for each identity, in shared memory if it has room. `capacity_bytes`
                 counts for segments that are made; one that exists keeps its size.
-            free_bytes: How many bytes are free at a path; the default asks the file system.
+            room: What may be taken at a path; the default asks the system.
+            checksums: Whether layer ranges have checksums. All openers of a segment must agree.
+                Without them only the order of loads and stores keeps a reader from wrong bytes, so
+                they can be left out on x86-64 alone; and a boot of the node empties the segment.
+            prefault: Fill this process' page tables in the background: those of a whole segment in
+                memory, those of the index of one on a disk.
+
+        Raises:
+            ContractError: No checksums on a machine that needs them.
         """
+        if not checksums and platform.machine() not in _ORDERED:
+            raise ContractError(
+                f"file store: expected checksums on a {platform.machine()}, which may reorder "
+                f"loads and stores, got checksums={checksums}; leave them on"
+            )
         self._config: Final = config
-        self._free_bytes: Final = free_bytes
+        self._room: Final = room
+        self._checksums: Final = checksums
+        self._prefault: Final = prefault
         self._stores: list[SegmentPageStore] = []
         self._closed = False
 
@@ -88,7 +117,7 @@ class FileStoreFactory:
 
         Raises:
             IdentityError: The directory holds pages of another identity, or the file is none of
-            ours.
+                ours, or it was made with another setting.
             IntegrityError: The segment is damaged or truncated.
             BackendUnavailableError: The directory or a file cannot be used, or another process did
                 not finish making its segment within `timeout_s`.
@@ -105,10 +134,13 @@ class FileStoreFactory:
             directory,
             layout,
             geometry,
+            checksums=self._checksums,
             timeout_s=self._config.timeout_s,
-            free_bytes=self._free_bytes,
+            room=self._room,
         )
-        store = SegmentPageStore(segment, str(directory / _name_of(layout)))
+        prefault = self._start_prefault(segment, directory) if self._prefault else None
+        where = str(directory / _name_of(layout))
+        store = SegmentPageStore(segment, where, prefault=prefault)
         self._stores.append(store)
         return store
 
@@ -119,6 +151,13 @@ class FileStoreFactory:
         for store in stores:
             store.close()
 
+    def _start_prefault(self, segment: Segment, directory: Path) -> Prefault:
+        """Fill the page tables of what is in memory; never read a whole disk for it."""
+        if is_in_memory(directory):
+            return Prefault(segment.memory, write=True)
+        index = segment.memory[: segment.geometry.payload_offset]
+        return Prefault(index, write=False)
+
     def _directory(self, layout: PoolLayout, geometry: Geometry) -> Path:
         """The directory of this layout's segment."""
         if self._config.location:
@@ -127,7 +166,7 @@ class FileStoreFactory:
             os.geteuid(),
             geometry.total_bytes,
             temp=Path(tempfile.gettempdir()),
-            free_bytes=self._free_bytes,
+            room=self._room,
         )
         os.close(open_directory(base))
         return base / layout.identity.fingerprint.hex()[:16]
@@ -138,8 +177,9 @@ def open_segment(
     layout: PoolLayout,
     geometry: Geometry,
     *,
+    checksums: bool,
     timeout_s: float,
-    free_bytes: Callable[[Path], int] = free_bytes_of,
+    room: Callable[[Path], Room],
 ) -> Segment:
     """Open the segment of a layout in a directory, or make it with this geometry.
 
@@ -148,22 +188,25 @@ def open_segment(
     directory = open_directory(path)
     try:
         with (
-            map_exceptions({OSError: lambda error: _unavailable(path, "use the store", error)}),
-            _creation_lock(directory, path, timeout_s),
+            map_exceptions({OSError: lambda error: unavailable(path, "use the store", error)}),
+            creation_lock(directory, path, timeout_s),
         ):
             names = os.listdir(directory)  # noqa: PTH208 - a descriptor, not a path
             for name in sorted(names):
-                if name.endswith(_SUFFIX):
+                if name.endswith(SUFFIX):
                     _refuse_stranger(directory, path / name, layout)
             if _name_of(layout) not in names:
-                _make(directory, path, layout, geometry, free_bytes)
-            return _attach(directory, path / _name_of(layout))
+                superblock = Superblock(
+                    layout=layout, geometry=geometry, boot_id=boot_id(), checksums=checksums
+                )
+                _make(directory, path, superblock, room)
+            return _attach(directory, path / _name_of(layout), checksums=checksums)
     finally:
         os.close(directory)
 
 
 @contextlib.contextmanager
-def _creation_lock(directory: int, path: Path, timeout_s: float) -> Iterator[None]:
+def creation_lock(directory: int, path: Path, timeout_s: float) -> Iterator[None]:
     """Hold the directory's lock; only one opener at a time gets past this."""
     descriptor = os.open(
         _CREATION_LOCK, os.O_RDWR | os.O_CREAT | _SAFELY, mode=_MODE, dir_fd=directory
@@ -205,29 +248,23 @@ def _refuse_stranger(directory: int, file: Path, layout: PoolLayout) -> None:
         )
 
 
-def _make(
-    directory: int,
-    path: Path,
-    layout: PoolLayout,
-    geometry: Geometry,
-    free_bytes: Callable[[Path], int],
-) -> None:
+def _make(directory: int, path: Path, superblock: Superblock, room: Callable[[Path], Room]) -> None:
     """Make an empty segment; it gets its name when it is whole.
 
     Raises:
-        CapacityError: The file system has not enough room.
+        CapacityError: There is not enough room.
         OSError: The file cannot be made.
     """
-    needed, name = geometry.total_bytes, _name_of(layout)
+    needed, name = superblock.geometry.total_bytes, _name_of(superblock.layout)
     new = f"{name}.new"
     # What a maker that died left behind: we have its lock now.
     with contextlib.suppress(FileNotFoundError):
         os.unlink(new, dir_fd=directory)
-    available = free_bytes(path)
-    if available < needed:
+    available = room(path)
+    if available.num_bytes < needed:
         raise _no_room(path / name, needed, available)
     head = bytearray(SUPERBLOCK_BYTES)
-    Superblock(layout=layout, geometry=geometry, boot_id=boot_id()).write(memoryview(head))
+    superblock.write(memoryview(head))
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | _SAFELY
     descriptor = os.open(new, flags, mode=_MODE, dir_fd=directory)
     try:
@@ -237,26 +274,65 @@ def _make(
     except OSError as error:
         os.unlink(new, dir_fd=directory)
         if error.errno in _NO_ROOM:
-            raise _no_room(path / name, needed, free_bytes(path)) from error
+            raise _no_room(path / name, needed, room(path)) from error
         raise
     finally:
         os.close(descriptor)
 
 
-def _attach(directory: int, file: Path) -> Segment:
-    """Map a segment that exists."""
+def _attach(directory: int, file: Path, *, checksums: bool) -> Segment:
+    """Map a segment that exists, for a store.
+
+    Raises:
+        IdentityError: It was made with another setting.
+    """
+    segment, superblock = map_segment(directory, file)
+    try:
+        _refuse_other_setting(superblock, file, checksums=checksums)
+        now = boot_id()
+        if superblock.boot_id != now:
+            segment.start_stamps_over(now)
+        # While the directory is locked, so that nobody takes it for unused.
+        segment.join()
+    except BaseException:
+        segment.locks.close()
+        raise
+    return segment
+
+
+def map_segment(directory: int, file: Path) -> tuple[Segment, Superblock]:
+    """Map a segment that exists, and change nothing.
+
+    Raises:
+        IdentityError: It is no segment that this version can read.
+        IntegrityError: It is damaged or truncated.
+        BackendUnavailableError: It is no plain file of ours.
+        OSError: It cannot be opened.
+
+    Owns: the caller closes the segment's locks.
+    """
     locks = SlotLocks(_open_file(directory, file, os.O_RDWR))
     try:
         superblock = _read_superblock(locks.descriptor, file)
         buffer = memoryview(mmap.mmap(locks.descriptor, superblock.geometry.total_bytes))
-        segment = Segment(buffer, superblock, locks)
-        now = boot_id()
-        if superblock.boot_id != now:
-            segment.start_stamps_over(now)
+        return Segment(buffer, superblock, locks), superblock
     except BaseException:
         locks.close()
         raise
-    return segment
+
+
+def _refuse_other_setting(superblock: Superblock, file: Path, *, checksums: bool) -> None:
+    """Refuse a segment whose users do otherwise than we would.
+
+    Raises:
+        IdentityError: They do.
+    """
+    if superblock.checksums != checksums:
+        raise IdentityError(
+            f"{file}: expected a segment made with checksums={checksums}, got one made with "
+            f"checksums={superblock.checksums}; open it with the setting that it was made with, "
+            f"choose another location, or remove the file to give up its pages"
+        )
 
 
 def _open_file(directory: int, file: Path, access: int) -> int:
@@ -298,19 +374,19 @@ def _read_superblock(descriptor: int, file: Path) -> Superblock:
 
 def _name_of(layout: PoolLayout) -> str:
     """The name of a layout's file."""
-    return f"{layout.pool.value}.{layout.shard.index}-of-{layout.shard.count}{_SUFFIX}"
+    return f"{layout.pool.value}.{layout.shard.index}-of-{layout.shard.count}{SUFFIX}"
 
 
-def _no_room(file: Path, needed: int, available: int) -> CapacityError:
+def _no_room(file: Path, needed: int, available: Room) -> CapacityError:
     return CapacityError(
-        f"{file}: expected {needed} bytes free for the segment, got {available}; lower "
-        f"capacity_bytes, free some, or choose another location",
+        f"{file}: expected room for a segment of {needed} bytes, got {available.num_bytes} within "
+        f"{available.limit}; lower capacity_bytes, free some, or choose another location",
         needed=needed,
-        available=available,
+        available=available.num_bytes,
     )
 
 
-def _unavailable(path: Path, action: str, error: OSError) -> BackendUnavailableError:
+def unavailable(path: Path, action: str, error: OSError) -> BackendUnavailableError:
     return BackendUnavailableError(
         f"file store: expected to {action} at {path}, got {error.strerror} (errno {error.errno}"
         f"{f', {error.filename}' if error.filename else ''}); choose a directory that can be "

@@ -1,4 +1,4 @@
-"""Where everything is in a segment, computed from its geometry alone. Format version 1.
+"""Where everything is in a segment, computed from its geometry alone. Format version 2.
 
 Numbers are in the byte order of the machine that made it (the superblock says which, others are
 refused); offsets are bytes from the start of the buffer:
@@ -6,15 +6,19 @@ refused); offsets are bytes from the start of the buffer:
 ```
 section     bytes                       what
 superblock  16,384                      identity and geometry, see `_superblock`
+counters    8 * 16 * 64                 what each opener counted, see `_tally`
+tags        1 * num_slots               8 bits of the key of the page that can be found there, 0 for
+                                        none: a bucket's tags are one line of the cache
 states      8 * num_slots               the state words, see `_state`
-recency     4 * num_slots               whole seconds of the last use
+ages        8 * num_slots               what eviction goes by, see `_ages`
 leases      4 * num_slots               whole seconds until when eviction is asked to keep the page
 headers     8 * header_words * num_slots
                                         one header for each slot:
                                           word 0-3  the page's key
                                           word 4    the generation it was written as
                                           word 5    the process that wrote it
-                                          word 6..  one checksum for each layer range
+                                          word 6..  one checksum for each layer range, zeros in a
+                                                    segment without checksums
                                           last used word: checksum over all words before it
                                         padded to a multiple of 8 words
 payload     slot_bytes * num_slots      the pages, layer ranges one after the other,
@@ -35,7 +39,7 @@ import attrs
 from radixlink_contracts import PAGE_KEY_BYTES
 from radixlink_contracts.errors import CapacityError, ContractError
 
-FORMAT_VERSION: Final = 1
+FORMAT_VERSION: Final = 2
 """Counts up whenever bytes move or change their meaning; other versions are refused."""
 
 SUPERBLOCK_BYTES: Final = 16_384
@@ -49,12 +53,18 @@ their chain, with 32 ways and two choices about 95 %.
 """
 
 WORD_BYTES: Final = 8
+
+COUNTER_ROWS: Final = 64
+"""Openers that can count at the same time; what more of them count is not kept."""
+
+COUNTERS_PER_ROW: Final = 16
+
 KEY_WORDS: Final = PAGE_KEY_BYTES // WORD_BYTES
 GENERATION_WORD: Final = KEY_WORDS
 WRITER_WORD: Final = KEY_WORDS + 1
 FIRST_CHECKSUM_WORD: Final = KEY_WORDS + 2
 
-_STAMP_BYTES: Final = 4
+_LEASE_BYTES: Final = 4
 _CACHE_LINE: Final = 64
 _SECTION_ALIGNMENT: Final = 4096
 
@@ -139,29 +149,44 @@ class Geometry:
         return _round_up(self.header_checksum_word + 1, _CACHE_LINE // WORD_BYTES)
 
     @property
-    def states_offset(self) -> int:
-        """Start of the state words."""
+    def header_bytes(self) -> int:
+        """Bytes from one slot's header to the next."""
+        return WORD_BYTES * self.header_words
+
+    @property
+    def counters_offset(self) -> int:
+        """Start of the counters."""
         return SUPERBLOCK_BYTES
 
     @property
-    def recency_offset(self) -> int:
-        """Start of the recency stamps."""
+    def tags_offset(self) -> int:
+        """Start of the tags."""
+        return self.counters_offset + WORD_BYTES * COUNTERS_PER_ROW * COUNTER_ROWS
+
+    @property
+    def states_offset(self) -> int:
+        """Start of the state words."""
+        return self._after(self.tags_offset, 1)
+
+    @property
+    def ages_offset(self) -> int:
+        """Start of the ages."""
         return self._after(self.states_offset, WORD_BYTES)
 
     @property
     def leases_offset(self) -> int:
         """Start of the leases."""
-        return self._after(self.recency_offset, _STAMP_BYTES)
+        return self._after(self.ages_offset, WORD_BYTES)
 
     @property
     def headers_offset(self) -> int:
         """Start of the headers."""
-        return self._after(self.leases_offset, _STAMP_BYTES)
+        return self._after(self.leases_offset, _LEASE_BYTES)
 
     @property
     def payload_offset(self) -> int:
         """Start of the pages."""
-        return self._after(self.headers_offset, WORD_BYTES * self.header_words)
+        return self._after(self.headers_offset, self.header_bytes)
 
     @property
     def total_bytes(self) -> int:

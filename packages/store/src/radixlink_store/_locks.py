@@ -15,6 +15,9 @@ closed, be it by kill -9. So
    even if the parent dies. That costs one slot until the child ends or executes another program,
    and nothing else.
 
+4. bytes behind those of the slots say who has the segment open; `SlotLocks.hold` keeps one for as
+   long as the locks are open, by a description of its own.
+
 Only Linux has these locks. They say nothing on network file systems that emulate them between
 nodes.
 """
@@ -34,8 +37,13 @@ from radixlink_contracts.errors import StaleHandleError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-# `struct flock` of 64-bit Linux: type, whence, start, length, pid (0 for OFD locks), padding.
+# `struct flock` of 64-bit Linux: type, whence (0 is the start), start, length, pid (0 for OFD locks),
+# padding.
 _FLOCK: Final = struct.Struct("hhqqi4x")
+_WRITE: Final = fcntl.F_WRLCK
+_READ: Final = fcntl.F_RDLCK
+_UNLOCK: Final = fcntl.F_UNLCK
+_SET: Final = fcntl.F_OFD_SETLK
 
 
 class LockDescriptor:
@@ -52,24 +60,41 @@ class LockDescriptor:
             again.
         """
         try:
-            self._set(fcntl.F_WRLCK, byte)
+            fcntl.fcntl(self._descriptor, _SET, _FLOCK.pack(_WRITE, 0, byte, 1, 0))
         except OSError as error:
-            if error.errno in {errno.EAGAIN, errno.EACCES}:
-                return False
-            raise
+            return _refused(error)
+        return True
+
+    def try_share(self, byte: int) -> bool:
+        """Lock a byte together with all others that share it, unless somebody has it alone.
+
+        Returns:
+            Whether the lock was granted.
+        """
+        try:
+            fcntl.fcntl(self._descriptor, _SET, _FLOCK.pack(_READ, 0, byte, 1, 0))
+        except OSError as error:
+            return _refused(error)
         return True
 
     def unlock(self, byte: int) -> None:
         """Release a byte."""
-        self._set(fcntl.F_UNLCK, byte)
+        fcntl.fcntl(self._descriptor, _SET, _FLOCK.pack(_UNLOCK, 0, byte, 1, 0))
 
     def close(self) -> None:
         """Release everything."""
         os.close(self._descriptor)
 
-    def _set(self, kind: int, byte: int) -> None:
-        lock = _FLOCK.pack(kind, os.SEEK_SET, byte, 1, 0)
-        fcntl.fcntl(self._descriptor, fcntl.F_OFD_SETLK, lock)
+
+def _refused(error: OSError) -> bool:
+    """False for the error that says that somebody else has the lock.
+
+    Raises:
+        OSError: Any other one.
+    """
+    if error.errno in {errno.EAGAIN, errno.EACCES}:
+        return False
+    raise error
 
 
 class SlotLocks:
@@ -88,6 +113,8 @@ class SlotLocks:
         self._origin = descriptor
         #: Descriptors that no write uses now.
         self._idle: list[LockDescriptor] = []
+        #: The description of what is kept until the end; made when something is.
+        self._holder: LockDescriptor | None = None
         self._closed = False
 
     @property
@@ -99,6 +126,17 @@ class SlotLocks:
     def lend(self) -> Iterator[LockDescriptor]:
         """A descriptor for one thread's writes.
 
+        Raises: as `take` says.
+        """
+        descriptor = self.take()
+        try:
+            yield descriptor
+        finally:
+            self.give_back(descriptor)
+
+    def take(self) -> LockDescriptor:
+        """A descriptor for one thread's writes, until it is given back.
+
         Raises:
             StaleHandleError: The locks were closed, or this is a forked child.
             OSError: No more descriptors.
@@ -108,11 +146,38 @@ class SlotLocks:
                 f"store: expected to write in process {self._process} that opened it, got its "
                 f"forked child {os.getpid()}; open the store again in the child"
             )
-        descriptor = self._take()
-        try:
-            yield descriptor
-        finally:
-            self._give_back(descriptor)
+        with self._mutex:
+            if self._idle:
+                return self._idle.pop()
+            return self._another()
+
+    def give_back(self, descriptor: LockDescriptor) -> None:
+        """Take a descriptor back, with nothing locked by it."""
+        with self._mutex:
+            if not self._closed:
+                self._idle.append(descriptor)
+                return
+        descriptor.close()
+
+    def hold(self, shared: int, alone: range) -> int | None:
+        """Keep a byte together with others, and one for ourselves, until the locks are closed.
+
+        Args:
+            shared: The byte to share.
+            alone: Of these the first one that nobody has.
+
+        Returns:
+            The byte of our own; None if others have all of them.
+
+        Raises:
+            StaleHandleError: The locks were closed.
+            OSError: No more descriptors, or no locks here.
+        """
+        with self._mutex:
+            if self._holder is None:
+                self._holder = self._another()
+            self._holder.try_share(shared)
+            return next((byte for byte in alone if self._holder.try_lock(byte)), None)
 
     def close(self) -> None:
         """Close every descriptor; those lent close when they come back. Idempotent."""
@@ -121,22 +186,15 @@ class SlotLocks:
                 return
             self._closed = True
             idle, self._idle = self._idle, []
+            if self._holder is not None:
+                idle.append(self._holder)
             os.close(self._origin)
         for descriptor in idle:
             descriptor.close()
 
-    def _take(self) -> LockDescriptor:
-        with self._mutex:
-            if self._closed:
-                raise StaleHandleError("store: expected an open store, got one that was closed")
-            if self._idle:
-                return self._idle.pop()
-            path = f"/proc/self/fd/{self._origin}"
-            return LockDescriptor(os.open(path, os.O_RDWR | os.O_CLOEXEC))
-
-    def _give_back(self, descriptor: LockDescriptor) -> None:
-        with self._mutex:
-            if not self._closed:
-                self._idle.append(descriptor)
-                return
-        descriptor.close()
+    def _another(self) -> LockDescriptor:
+        """A descriptor of a description of its own; the mutex is held."""
+        if self._closed:
+            raise StaleHandleError("store: expected an open store, got one that was closed")
+        path = f"/proc/self/fd/{self._origin}"
+        return LockDescriptor(os.open(path, os.O_RDWR | os.O_CLOEXEC))

@@ -5,15 +5,24 @@ copied: the checksum of a layer range covers the page's key and the generation o
 bytes that match are the bytes of that write, whatever happened meanwhile. The state words make it
 cheap to find a page and to tell why one does not match.
 
+A page is found by its tag, one byte for each slot: the tags of a bucket are one line of the cache,
+so looking for a page touches three lines and not the state words of 64 slots. A tag, like a stamp,
+is a hint: what it leads to is compared with the whole key.
+
 Rules of the file:
 
-1. only the holder of a slot's lock stores its state word, header or payload;
-2. a writer stores WRITING before it touches anything else of the slot, and READY after everything;
+1. only the holder of a slot's lock stores its tag, state word, header or payload;
+2. a writer takes the tag away and stores WRITING before it touches anything else of the slot, and
+   after everything else READY, then the tag. So wherever it dies, its slot has no tag, and a slot
+   without a tag that nobody has locked is free;
 3. a word that was read without the lock is a hint: with the lock it is read again;
 4. stamps and leases are advice: stored by anyone, races lose nothing but advice;
 5. a word is loaded and stored whole (8 aligned bytes). On machines that reorder stores, a reader
    may see READY before the bytes; the checksum then does not match, and the look under the lock
-   decides.
+   decides;
+6. in a segment without checksums a reader goes by the state word alone, before and after it copies.
+   That is right where loads and stores stay in order (x86-64), and after a boot of the node nothing
+   is: such a segment is emptied then.
 
 It knows pages, slots and words; what to evict and what to count is `_store`'s. It never blocks, and
 does no I/O but locks (memory of a file on a disk may of course be paged in).
@@ -21,15 +30,20 @@ does no I/O but locks (memory of a file on a disk may of course be paged in).
 
 from __future__ import annotations
 
-import sys
+import struct
 from typing import TYPE_CHECKING, Final, Self, TypeAlias, TypeVar
 
 import attrs
 import numpy as np
 
+from radixlink_contracts import PAGE_KEY_BYTES
 from radixlink_contracts.errors import ContractError
+from radixlink_store._ages import GENERATION_MASK
 from radixlink_store._checksum import header_checksum, range_checksum
+from radixlink_store._copies import copy
 from radixlink_store._layout import (
+    COUNTER_ROWS,
+    COUNTERS_PER_ROW,
     FIRST_CHECKSUM_WORD,
     GENERATION_WORD,
     KEY_WORDS,
@@ -37,16 +51,21 @@ from radixlink_store._layout import (
     WORD_BYTES,
     WRITER_WORD,
 )
+from radixlink_store._places import (
+    NO_TAG,
+    candidate_buckets,
+    key_words,
+    matches_of,
+    seed_and_match,
+    tags_of,
+)
 from radixlink_store._state import (
-    FINGERPRINT_SHIFT,
     LAST_GENERATION,
     MATCH_MASK,
     STATE_BITS,
-    SlotState,
     claimed,
     emptied,
     generation_of,
-    match_of,
     published,
 )
 from radixlink_store._superblock import Superblock, write_boot_id
@@ -58,13 +77,10 @@ if TYPE_CHECKING:
 
     from radixlink_contracts import PageKeys, PoolLayout
     from radixlink_store._locks import LockDescriptor, SlotLocks
+    from radixlink_store._places import Place, Slots, Tags, Words
 
-    Words: TypeAlias = npt.NDArray[np.uint64]
     Stamps: TypeAlias = npt.NDArray[np.uint32]
-    Bytes: TypeAlias = npt.NDArray[np.uint8]
-    Slots: TypeAlias = npt.NDArray[np.intp]
 
-_FINGERPRINT_SHIFT: Final = np.uint64(FINGERPRINT_SHIFT)
 _MATCH_MASK: Final = np.uint64(MATCH_MASK)
 _STATE_BITS: Final = np.uint64(STATE_BITS)
 _LAST_GENERATION: Final = np.uint64(LAST_GENERATION)
@@ -91,36 +107,9 @@ class Found:
     suspects: tuple[tuple[int, int], ...]
 
 
-def key_words(keys: PageKeys) -> Words:
-    """Keys as words. Shape: (num_pages, 4)."""
-    return np.frombuffer(keys.data, np.uint64).reshape(-1, KEY_WORDS)
-
-
-def fingerprint_of(key: bytes) -> int:
-    """The bits of a key that its state word carries: others than those that choose its buckets."""
-    return int.from_bytes(key[16:24], sys.byteorder) >> FINGERPRINT_SHIFT
-
-
 def generations_of(words: Words) -> Words:
     """How often each slot was claimed, from its state word."""
     return words >> _STATE_BITS & _LAST_GENERATION
-
-
-def candidate_buckets(words: Words, num_buckets: int) -> Slots:
-    """The buckets in which each page may be, best first; the second is another one than the first.
-
-    They follow from the key alone, which says nothing of shards: in tables of equal geometry the
-    shards of a page are in equal buckets.
-
-    Shape: words (num_pages, 4); the result (num_pages, 2), or (num_pages, 1) for a table of one
-    bucket.
-    """
-    first = words[:, 0] % np.uint64(num_buckets)
-    if num_buckets == 1:
-        return first.astype(np.intp)[:, np.newaxis]
-    step = words[:, 1] % np.uint64(num_buckets - 1) + np.uint64(1)
-    second = (first + step) % np.uint64(num_buckets)
-    return np.stack([first, second], axis=1).astype(np.intp)
 
 
 class Segment:
@@ -145,28 +134,46 @@ class Segment:
             )
         self.layout: Final[PoolLayout] = superblock.layout
         self.geometry: Final = geometry
+        self.checksums: Final = superblock.checksums
         self.locks: Final = locks
-        self._buffer = buffer
+        self._joined = False
+        self._row: memoryview | None = None
         count, ways = geometry.num_slots, geometry.ways
-        states = slice(geometry.states_offset, geometry.states_offset + WORD_BYTES * count)
-        #: For single words: a memoryview moves 8 bytes at once, and is quicker than numpy.
-        self._word = buffer[states].cast("Q")
-        #: The same words by bucket, for many at once.
-        lines = self._array(np.uint64, geometry.states_offset, count)
-        self.lines: Final[Words] = lines.reshape(-1, ways)
+        # Geometry computes these anew each time, and they are asked for with every page.
+        self.ways: Final = ways
+        self.num_buckets: Final = geometry.num_buckets
+        self._payload_offset: Final = geometry.payload_offset
+        self._slot_bytes: Final = geometry.slot_bytes
+        self._headers_offset: Final = geometry.headers_offset
+        self._header_bytes: Final = geometry.header_bytes
+        self._header_words: Final = geometry.header_words
+        self._checksum_word: Final = geometry.header_checksum_word
+        self._buffer = buffer = buffer.cast("B")
+        # For single items: a memoryview moves 8 bytes at once, and is quicker than numpy.
+        self._tags = self._view("B", 1, geometry.tags_offset, count)
+        self._word = self._view("Q", WORD_BYTES, geometry.states_offset, count)
+        self._age = self._view("Q", WORD_BYTES, geometry.ages_offset, count)
+        self._lease = self._view("I", 4, geometry.leases_offset, count)
+        words = count * geometry.header_words
+        self._header = self._view("Q", WORD_BYTES, geometry.headers_offset, words)
+        #: All of a header but its checksum.
+        self._head = struct.Struct(f"={PAGE_KEY_BYTES}sQQ{geometry.num_ranges}Q")
+        # The same by bucket, for many at once.
+        states = self._array(np.uint64, geometry.states_offset, count)
+        self.tag_lines: Final[Tags] = self._array(np.uint8, geometry.tags_offset, count).reshape(
+            -1, ways
+        )
+        self.lines: Final[Words] = states.reshape(-1, ways)
         self.slot_lines: Final[Slots] = np.arange(count).reshape(-1, ways)
-        self.recency: Final[Stamps] = self._array(np.uint32, geometry.recency_offset, count)
+        self.ages: Final[Words] = self._array(np.uint64, geometry.ages_offset, count)
+        self._age_lines: Words = self.ages.reshape(-1, ways)
         self.leases: Final[Stamps] = self._array(np.uint32, geometry.leases_offset, count)
-        header_words = geometry.header_words
-        self._header: Words = self._array(
-            np.uint64, geometry.headers_offset, count * header_words
-        ).reshape(count, header_words)
-        slot_bytes = geometry.slot_bytes
-        self._payload: Bytes = self._array(
-            np.uint8, geometry.payload_offset, count * slot_bytes
-        ).reshape(count, slot_bytes)
+        self._states: Words = states
+        self._headers: Words = self._array(np.uint64, geometry.headers_offset, words).reshape(
+            count, geometry.header_words
+        )
         self._ranges = tuple(
-            slice(start, start + length)
+            (start, start + length)
             for start, length in zip(geometry.range_offsets, geometry.range_bytes, strict=True)
         )
 
@@ -182,11 +189,52 @@ class Segment:
         superblock.write(buffer)
         return segment
 
+    @property
+    def memory(self) -> memoryview:
+        """All of its bytes."""
+        return self._buffer[: self.geometry.total_bytes]
+
     def start_stamps_over(self, boot_id: str) -> None:
-        """Forget recency and leases: the clock they were of is gone."""
-        self.recency[:] = 0
+        """Go on after a boot of the node: the clock of recency and leases is gone.
+
+        So are pages without checksums: nobody knows what of them reached the disk. Nobody else may
+        use the segment yet.
+        """
+        self.ages[:] = 0
         self.leases[:] = 0
+        if not self.checksums:
+            self.tag_lines[:] = NO_TAG
+            self._states[:] = generations_of(self._states) << _STATE_BITS
         write_boot_id(self._buffer, boot_id)
+
+    # --- who has it open -------------------------------------------------------------------------
+
+    @property
+    def in_use_byte(self) -> int:
+        """The byte of the locks that everybody shares who has the segment open."""
+        return self.geometry.num_slots
+
+    def join(self) -> memoryview | None:
+        """Say that the segment is in use, until its locks are closed, and take a row of counters.
+
+        Returns:
+            The row's words, always the same; None if more openers than there are rows have one.
+
+        Raises:
+            OSError: There are no more descriptors.
+        """
+        if not self._joined:
+            rows = range(self.in_use_byte + 1, self.in_use_byte + 1 + COUNTER_ROWS)
+            byte = self.locks.hold(self.in_use_byte, rows)
+            self._row = None if byte is None else self.counter_rows()[byte - rows.start]
+            self._joined = True
+        return self._row
+
+    def counter_rows(self) -> list[memoryview]:
+        """The words of each row of counters."""
+        words = COUNTERS_PER_ROW * COUNTER_ROWS
+        view = self._view("Q", WORD_BYTES, self.geometry.counters_offset, words)
+        return [view[row : row + COUNTERS_PER_ROW] for row in range(0, words, COUNTERS_PER_ROW)]
 
     # --- finding pages ---------------------------------------------------------------------------
 
@@ -196,55 +244,129 @@ class Segment:
         Cost: O(num_pages) in a few numpy calls; no lock.
         """
         wanted = key_words(keys)
-        ways = self.geometry.ways
-        buckets = candidate_buckets(wanted, self.geometry.num_buckets)
-        lines = self.lines[buckets]
-        prints = wanted[:, 2] >> _FINGERPRINT_SHIFT
-        matches = prints << _FINGERPRINT_SHIFT | np.uint64(SlotState.READY)
-        pages, choices, way = np.nonzero(
-            (lines & _MATCH_MASK) == matches[:, np.newaxis, np.newaxis]
-        )
-        slots = buckets[pages, choices] * ways + way
-        words = lines[pages, choices, way]
-        same = (self._header[slots, :KEY_WORDS] == wanted[pages]).all(axis=1)
+        ways = self.ways
+        buckets = candidate_buckets(wanted, self.num_buckets)
+        width = ways * buckets.shape[1]
+        lines = self.tag_lines[buckets].reshape(len(wanted), width)
+        hits = np.flatnonzero(lines == tags_of(wanted)[:, np.newaxis])
+        pages = hits // width
+        slots = buckets.ravel()[hits // ways] * ways + hits % ways
+        words = self._states[slots]
+        published_ = (words & _MATCH_MASK) == matches_of(wanted)[pages]
+        pages, slots, words = pages[published_], slots[published_], words[published_]
+        differ = self._headers[slots, :KEY_WORDS] ^ wanted[pages]
+        same = (differ[:, 0] | differ[:, 1] | differ[:, 2] | differ[:, 3]) == 0
+        suspects: tuple[tuple[int, int], ...] = ()
+        if not same.all():
+            suspects = tuple(zip(slots[~same].tolist(), words[~same].tolist(), strict=True))
+            pages, slots, words = pages[same], slots[same], words[same]
         found = Found(
             present=np.zeros(len(keys), np.bool_),
             slots=np.zeros(len(keys), np.intp),
             words=np.zeros(len(keys), np.uint64),
-            suspects=tuple(zip(slots[~same].tolist(), words[~same].tolist(), strict=True)),
+            suspects=suspects,
         )
         # In reverse, so that of several copies of a page the first one stays.
-        rows = pages[same][::-1]
+        rows = pages[::-1]
         found.present[rows] = True
-        found.slots[rows] = slots[same][::-1]
-        found.words[rows] = words[same][::-1]
+        found.slots[rows] = slots[::-1]
+        found.words[rows] = words[::-1]
         return found
+
+    def tags_at(self, buckets: tuple[int, ...]) -> list[bytes]:
+        """The tags of each of these buckets, now."""
+        ways, tags = self.ways, self._tags
+        return [tags[bucket * ways : (bucket + 1) * ways].tobytes() for bucket in buckets]
+
+    def find_one(
+        self, place: Place, lines: list[bytes], suspects: list[tuple[int, int]]
+    ) -> tuple[int, int] | None:
+        """Look for one published page by its full key.
+
+        Args:
+            place: Where it may be.
+            lines: The tags at its buckets.
+            suspects: Takes what `Found.suspects` says.
+
+        Returns:
+            Its slot, and the state word that it was found by; None if it is not there.
+
+        Cost: a microsecond.
+        """
+        key, tag, match, _, buckets = place
+        for choice, line in enumerate(lines):
+            way = line.find(tag)
+            while way >= 0:
+                slot = buckets[choice] * self.ways + way
+                word = self._word[slot]
+                if word & MATCH_MASK == match:
+                    if self.key_of(slot) == key:
+                        return slot, word
+                    suspects.append((slot, word))
+                way = line.find(tag, way + 1)
+        return None
+
+    def key_of(self, slot: int) -> bytes:
+        """The key in a slot's header."""
+        start = self._header_start(slot)
+        return bytes(self._buffer[start : start + PAGE_KEY_BYTES])
 
     def writers(self, slots: Slots) -> Words:
         """Which process wrote each slot."""
-        writers: Words = self._header[slots, WRITER_WORD]
+        writers: Words = self._headers[slots, WRITER_WORD]
         return writers
 
-    def candidate_buckets(self, keys: PageKeys) -> Slots:
-        """In which buckets pages may be. Shape: (num_pages, 2), or (num_pages, 1) of one bucket."""
-        return candidate_buckets(key_words(keys), self.geometry.num_buckets)
+    def writer(self, slot: int) -> int:
+        """Which process wrote a slot."""
+        return self._header[slot * self._header_words + WRITER_WORD]
 
-    # --- reading ---------------------------------------------------------------------------------
+    # --- slots -----------------------------------------------------------------------------------
 
     def word(self, slot: int) -> int:
         """The state word of a slot, now."""
         return self._word[slot]
 
-    def copy_range(self, slot: int, layer_range: int, out: Bytes) -> None:
+    def tag(self, slot: int) -> int:
+        """The tag of a slot, now."""
+        return self._tags[slot]
+
+    def lease(self, slot: int) -> int:
+        """Until when eviction is asked to keep a slot's page."""
+        return self._lease[slot]
+
+    def oldest(self, buckets: tuple[int, ...]) -> int:
+        """The slot of the lowest age in these buckets."""
+        ways, lines = self.ways, self._age_lines
+        oldest = buckets[0] * ways + int(lines[buckets[0]].argmin())
+        for bucket in buckets[1:]:
+            slot = bucket * ways + int(lines[bucket].argmin())
+            if self._age[slot] < self._age[oldest]:
+                oldest = slot
+        return oldest
+
+    def use(self, slot: int, age: int, until: int = 0) -> None:
+        """Say that a slot's page is used, and ask that it be kept `until` then."""
+        self._age[slot] = age
+        self._lease[slot] = max(self._lease[slot], until)
+
+    # --- reading ---------------------------------------------------------------------------------
+
+    def copy_range(self, slot: int, layer_range: int, out: memoryview) -> None:
         """Copy one layer range of whatever the slot holds; releases the GIL unless it is small."""
-        np.copyto(out, self._payload[slot, self._ranges[layer_range]])
+        copy(out, self.range_of(slot, layer_range))
+
+    def range_of(self, slot: int, layer_range: int) -> memoryview:
+        """The bytes of one layer range of a slot."""
+        start, stop = self._ranges[layer_range]
+        payload = self._payload_offset + slot * self._slot_bytes
+        return self._buffer[payload + start : payload + stop]
 
     def matches(
-        self, slot: int, key: bytes, generation: int, layer_range: int, data: Bytes
+        self, slot: int, seed: int, generation: int, layer_range: int, data: memoryview
     ) -> bool:
-        """True when these bytes are that layer range of that write of that page."""
-        expected = int(self._header[slot, FIRST_CHECKSUM_WORD + layer_range])
-        return range_checksum(key, generation, layer_range, data.data) == expected
+        """True when these bytes are that layer range of that write of the page of that seed."""
+        word = slot * self._header_words + FIRST_CHECKSUM_WORD + layer_range
+        return self._header[word] == range_checksum(seed, generation, layer_range, data)
 
     # --- writing ---------------------------------------------------------------------------------
 
@@ -253,11 +375,11 @@ class Segment:
         lock: LockDescriptor,
         slot: int,
         seen: int,
-        key: bytes,
-        parts: Sequence[Bytes],
+        place: Place,
+        parts: Sequence[memoryview],
         *,
         writer: int,
-        now: int,
+        age: int,
     ) -> bool:
         """Put a page into a slot, whatever it holds, unless somebody else is faster.
 
@@ -268,42 +390,51 @@ class Segment:
         if not lock.try_lock(slot):
             return False
         try:
-            word = claimed(seen, fingerprint_of(key))
-            if word is None or self._word[slot] != seen:
+            words = self._word
+            word = claimed(seen, place.match)
+            if word is None or words[slot] != seen:
                 return False
-            self._word[slot] = word
-            self.recency[slot] = now
-            self.leases[slot] = 0
-            self._fill(slot, generation_of(word), key, parts, writer)
-            self._word[slot] = published(word)
+            self._tags[slot] = NO_TAG
+            words[slot] = word
+            generation = generation_of(word)
+            self._age[slot] = age | generation & GENERATION_MASK
+            self._lease[slot] = 0
+            self._fill(slot, generation, place, parts, writer)
+            # The tag first: whoever sees a published word and then no tag has seen an older tag.
+            self._tags[slot] = place.tag
+            words[slot] = published(word)
         finally:
-            # After an exception the slot is WRITING and not locked: free, like a dead writer's.
+            # After an exception the slot is not locked and not published: a dead writer's.
             lock.unlock(slot)
         return True
 
     def _fill(
-        self, slot: int, generation: int, key: bytes, parts: Sequence[Bytes], writer: int
+        self, slot: int, generation: int, place: Place, parts: Sequence[memoryview], writer: int
     ) -> None:
-        """Write payload and header of a slot that is locked and WRITING."""
-        checksums = [
-            range_checksum(key, generation, layer_range, data.data)
-            for layer_range, data in enumerate(parts)
-        ]
-        row = self._payload[slot]
-        for where, data in zip(self._ranges, parts, strict=True):
-            np.copyto(row[where], data)
-        header = self._header[slot]
-        header[:KEY_WORDS] = np.frombuffer(key, np.uint64)
-        header[GENERATION_WORD] = generation
-        header[WRITER_WORD] = writer
-        end = self.geometry.header_checksum_word
-        header[FIRST_CHECKSUM_WORD:end] = checksums
-        header[end] = header_checksum(slot, header[:end].data)
+        """Write payload and header of a slot that is locked and WRITING.
+
+        Each range is hashed first: the hash reads it at twice the speed of a copy, and the copy
+        then finds it in the cache.
+        """
+        buffer, hashed = self._buffer, self.checksums
+        payload = self._payload_offset + slot * self._slot_bytes
+        checksums = []
+        for layer_range, data in enumerate(parts):
+            checksums.append(
+                range_checksum(place.seed, generation, layer_range, data) if hashed else 0
+            )
+            start, stop = self._ranges[layer_range]
+            copy(buffer[payload + start : payload + stop], data)
+        head = self._head.pack(place.key, generation, writer, *checksums)
+        start = self._header_start(slot)
+        buffer[start : start + len(head)] = head
+        word = slot * self._header_words + self._checksum_word
+        self._header[word] = header_checksum(slot, head)
 
     # --- damage ----------------------------------------------------------------------------------
 
     def empty_if_range_damaged(
-        self, lock: LockDescriptor, slot: int, seen: int, key: bytes, layer_range: int
+        self, lock: LockDescriptor, slot: int, seen: int, seed: int, layer_range: int
     ) -> bool:
         """Empty a slot whose layer range does not match, looking again while nobody can write it.
 
@@ -314,12 +445,12 @@ class Segment:
         if not lock.try_lock(slot):
             return self._word[slot] == seen
         try:
-            data = self._payload[slot, self._ranges[layer_range]]
+            data = self.range_of(slot, layer_range)
             if self._word[slot] != seen or self.matches(
-                slot, key, generation_of(seen), layer_range, data
+                slot, seed, generation_of(seen), layer_range, data
             ):
                 return False
-            self._word[slot] = emptied(seen)
+            self._empty(slot, seen)
             return True
         finally:
             lock.unlock(slot)
@@ -335,22 +466,52 @@ class Segment:
         try:
             if self._word[slot] != seen or self.header_is_sound(slot, seen):
                 return False
-            self._word[slot] = emptied(seen)
+            self._empty(slot, seen)
             return True
         finally:
             lock.unlock(slot)
 
+    def empty(self, lock: LockDescriptor, slot: int, seen: int) -> bool:
+        """Empty a slot, unless it is being written or was since its word was `seen`.
+
+        Returns:
+            Whether it was emptied.
+        """
+        if not lock.try_lock(slot):
+            return False
+        try:
+            if self._word[slot] != seen:
+                return False
+            self._empty(slot, seen)
+            return True
+        finally:
+            lock.unlock(slot)
+
+    def _empty(self, slot: int, seen: int) -> None:
+        self._tags[slot] = NO_TAG
+        self._word[slot] = emptied(seen)
+
     def header_is_sound(self, slot: int, word: int) -> bool:
         """True when a slot's header matches its checksum, its state word and its place."""
-        end = self.geometry.header_checksum_word
-        header = self._header[slot].copy()
-        key = header[:KEY_WORDS].tobytes()
+        start = self._header_start(slot)
+        head = self._buffer[start : start + self._head.size].tobytes()
+        first = slot * self._header_words
+        _, match = seed_and_match(head[:PAGE_KEY_BYTES])
         return (
-            int(header[end]) == header_checksum(slot, header[:end].data)
-            and int(header[GENERATION_WORD]) == generation_of(word)
-            and (word & MATCH_MASK) == match_of(fingerprint_of(key))
+            word & MATCH_MASK == match
+            and self._header[first + GENERATION_WORD] == generation_of(word)
+            and self._header[first + self._checksum_word] == header_checksum(slot, head)
         )
 
+    def _header_start(self, slot: int) -> int:
+        """Where a slot's header starts."""
+        return self._headers_offset + slot * self._header_bytes
+
+    def _view(self, code: str, size: int, offset: int, count: int) -> memoryview:
+        """Single items of part of the buffer."""
+        view: memoryview = self._buffer[offset : offset + size * count].cast(code)  # type: ignore[call-overload]
+        return view
+
     def _array(self, dtype: type[_Item], offset: int, count: int) -> npt.NDArray[_Item]:
-        """A view of part of the buffer."""
+        """A view of part of the buffer, for many items at once."""
         return np.frombuffer(self._buffer, dtype, count, offset)

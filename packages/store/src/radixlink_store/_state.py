@@ -12,7 +12,7 @@ Only the holder of the slot's lock changes the word, and by one store:
 |---------|-------------------------------|---------------------------------|
 | any     | claim, generation not used up | WRITING, generation + 1         |
 | WRITING | publish, by who claimed       | READY, same generation          |
-| READY   | damage seen                   | EMPTY, same generation          |
+| any     | damage seen, or cleared       | EMPTY, same generation          |
 
 A WRITING slot that nobody has locked belongs to a writer that died; the next claim takes it. So
 does a slot whose state bits mean nothing (a flipped bit). At a million claims a second of one slot
@@ -30,6 +30,7 @@ _GENERATION_BITS: Final = 46
 FINGERPRINT_SHIFT: Final = STATE_BITS + _GENERATION_BITS
 
 STATE_MASK: Final = (1 << STATE_BITS) - 1
+_NO_STATE: Final = ~STATE_MASK
 LAST_GENERATION: Final = (1 << _GENERATION_BITS) - 1
 """The generation that no claim goes beyond."""
 
@@ -49,8 +50,8 @@ class SlotState(enum.IntEnum):
 
 
 # Members of an enum are slow to come by (Python 3.11), and these are asked for with every page.
-_WRITING: Final = SlotState.WRITING
-_READY: Final = SlotState.READY
+_READY: Final = int(SlotState.READY)
+_READY_TO_WRITING: Final = SlotState.READY ^ SlotState.WRITING
 
 
 def pack(fingerprint: int, generation: int, state: SlotState) -> int:
@@ -63,17 +64,21 @@ def generation_of(word: int) -> int:
     return word >> STATE_BITS & LAST_GENERATION
 
 
-def claimed(word: int, fingerprint: int) -> int | None:
-    """The word after a claim; None for a slot that has used its generations up."""
-    generation = generation_of(word)
+def claimed(word: int, match: int) -> int | None:
+    """The word after a claim for the page of that `match_of`.
+
+    Returns:
+        None for a slot that has used its generations up.
+    """
+    generation = word >> STATE_BITS & LAST_GENERATION
     if generation == LAST_GENERATION:
         return None
-    return pack(fingerprint, generation + 1, _WRITING)
+    return match ^ _READY_TO_WRITING | generation + 1 << STATE_BITS
 
 
 def published(word: int) -> int:
     """The word of a claimed slot whose page is whole."""
-    return word & ~STATE_MASK | _READY
+    return word & _NO_STATE | _READY
 
 
 def emptied(word: int) -> int:
@@ -83,4 +88,4 @@ def emptied(word: int) -> int:
 
 def match_of(fingerprint: int) -> int:
     """What a word's `MATCH_MASK` bits are when a page of that fingerprint is published."""
-    return pack(fingerprint, 0, _READY)
+    return fingerprint << FINGERPRINT_SHIFT | _READY

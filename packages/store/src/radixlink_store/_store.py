@@ -7,25 +7,24 @@ import enum
 import errno
 import math
 import os
-import threading
 import time
 from array import array
-from collections import Counter
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from radixlink_contracts import PageBits, PageHandles
+from radixlink_contracts import PAGE_KEY_BYTES, PageBits, PageHandles
 from radixlink_contracts.errors import (
     BackendUnavailableError,
     ContractError,
     StaleHandleError,
 )
-from radixlink_store._errors import map_exceptions
-from radixlink_store._segment import fingerprint_of, generations_of
-from radixlink_store._state import STATE_MASK, SlotState, pack
+from radixlink_store._ages import age_of_call, age_of_page, ages_of_pages
+from radixlink_store._places import Place, seed_and_match
+from radixlink_store._segment import generations_of
+from radixlink_store._state import STATE_BITS, STATE_MASK, SlotState, generation_of
+from radixlink_store._tally import Tally
 from radixlink_store._ways import ways_for
-from radixlink_store.counters import StoreCounters
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -34,7 +33,9 @@ if TYPE_CHECKING:
 
     from radixlink_contracts import PageKeys, PoolLayout
     from radixlink_store._locks import LockDescriptor
-    from radixlink_store._segment import Bytes, Found, Segment
+    from radixlink_store._prefault import Prefault
+    from radixlink_store._segment import Found, Segment
+    from radixlink_store.counters import StoreCounters
 
 MAX_LEASE_S: Final = 3600
 """No lease keeps a page longer than that, so that a wrong `ttl_s` cannot fill a store for good."""
@@ -47,16 +48,24 @@ class _Outcome(enum.Enum):
     WRITTEN = enum.auto()
     #: Written over another page.
     WRITTEN_OVER = enum.auto()
-    #: The same call had written it before.
-    THERE = enum.auto()
     #: No slot may be written: all are leased, or have used their generations up.
     FULL = enum.auto()
     #: Others were faster at every slot that may be written.
     BUSY = enum.auto()
 
 
-_READY: Final = SlotState.READY
-_STORED: Final = {_Outcome.WRITTEN, _Outcome.WRITTEN_OVER, _Outcome.THERE}
+# Members of an enum are slow to come by (Python 3.11), and these are asked for with every page.
+_WRITTEN: Final = _Outcome.WRITTEN
+_WRITTEN_OVER: Final = _Outcome.WRITTEN_OVER
+_FULL: Final = _Outcome.FULL
+_BUSY: Final = _Outcome.BUSY
+_READY: Final = int(SlotState.READY)
+
+_ALL_OF_ONE: Final = PageBits.all(1)
+_NONE_OF_ONE: Final = PageBits.none(1)
+
+_FEW: Final = 8
+"""Up to so many pages are looked for one by one: below that, numpy's fixed costs are larger."""
 
 
 class SegmentPageStore:
@@ -67,7 +76,11 @@ class SegmentPageStore:
     """
 
     def __init__(
-        self, segment: Segment, where: str, clock: Callable[[], float] = time.monotonic
+        self,
+        segment: Segment,
+        where: str,
+        clock: Callable[[], float] = time.monotonic,
+        prefault: Prefault | None = None,
     ) -> None:
         """Serve the pages of a segment.
 
@@ -76,15 +89,16 @@ class SegmentPageStore:
                 released when the last call that uses it has returned.
             where: Names the segment in messages.
             clock: Seconds, the same for every process that shares the segment.
+            prefault: At work on the segment's memory; it is stopped with the store.
         """
         #: None once closed. Each call takes its own reference, so that close never waits for one.
         self._segment: Segment | None = segment
         self._layout: Final = segment.layout
         self._where: Final = where
         self._clock: Final = clock
+        self._prefault: Final = prefault
         self._writer: Final = os.getpid()
-        self._mutex: Final = threading.Lock()
-        self._counters = StoreCounters()
+        self._tally: Final = Tally(segment.join())
 
     @property
     def layout(self) -> PoolLayout:
@@ -103,18 +117,29 @@ class SegmentPageStore:
     @property
     def counters(self) -> StoreCounters:
         """What this opener did so far; also after `close`."""
-        return self._counters
+        return self._tally.counters
+
+    def wait_prefault(self, timeout_s: float) -> bool:
+        """Wait until no first touch of the segment costs this process anything any more.
+
+        Returns:
+            Whether that is so; also true where nothing is done about it.
+        """
+        return self._prefault is None or self._prefault.wait(timeout_s)
 
     def contains(self, keys: PageKeys) -> PageBits:
         """Which pages are there. Changes no recency."""
         segment = self._opened()
+        if len(keys) <= _FEW:
+            return PageBits(sum(1 << page for page in self._look_up_few(segment, keys)), len(keys))
         return _bits(self._find(segment, keys))
 
     def touch(self, keys: PageKeys) -> PageBits:
         """Raise recency; say which pages are there."""
         segment = self._opened()
         found = self._find(segment, keys)
-        segment.recency[found.slots[found.present]] = int(self._clock())
+        pages = np.flatnonzero(found.present)
+        segment.ages[found.slots[pages]] = ages_of_pages(age_of_call(self._clock()), pages)
         return _bits(found)
 
     def open(self, keys: PageKeys, ttl_s: float) -> PageHandles:
@@ -130,11 +155,17 @@ class SegmentPageStore:
         if not ttl_s >= 0:
             raise ContractError(f"store: expected a ttl_s of at least 0, got {ttl_s}")
         segment = self._opened()
+        now = self._clock()
+        age, until = age_of_call(now), int(now) + math.ceil(min(ttl_s, MAX_LEASE_S))
+        if len(keys) <= _FEW:
+            return self._open_few(segment, keys, age, until)
         found = self._find(segment, keys)
-        now = int(self._clock())
-        slots = found.slots[found.present]
-        segment.recency[slots] = now
-        until = now + math.ceil(min(ttl_s, MAX_LEASE_S))
+        for page in np.flatnonzero(found.present).tolist():
+            if not self._is_sound(segment, int(found.slots[page]), int(found.words[page])):
+                found.present[page] = False
+        pages = np.flatnonzero(found.present)
+        slots = found.slots[pages]
+        segment.ages[slots] = ages_of_pages(age, pages)
         segment.leases[slots] = np.maximum(segment.leases[slots], until)
         return PageHandles(
             keys=keys,
@@ -144,8 +175,31 @@ class SegmentPageStore:
             writers=array("Q", segment.writers(found.slots).tobytes()),
         )
 
+    def _open_few(self, segment: Segment, keys: PageKeys, age: int, until: int) -> PageHandles:
+        """Open pages one by one."""
+        count = len(keys)
+        slots, generations, writers = [0] * count, [0] * count, [0] * count
+        mask = 0
+        for page, (slot, word) in self._look_up_few(segment, keys).items():
+            if not self._is_sound(segment, slot, word):
+                continue
+            segment.use(slot, age_of_page(age, page), until)
+            mask |= 1 << page
+            slots[page] = slot
+            generations[page] = generation_of(word)
+            writers[page] = segment.writer(slot)
+        return PageHandles(
+            keys=keys,
+            found=PageBits(mask, count),
+            slots=array("Q", slots),
+            generations=array("Q", generations),
+            writers=array("Q", writers),
+        )
+
     def read(self, handles: PageHandles, layer_range: int, out: Buffer) -> PageBits:
         """Read one layer range of each page that was found, verified on what was copied.
+
+        In a segment without checksums nothing is verified but that no writer came in between.
 
         Raises:
             ContractError: `out` does not fit, there is no such range, or the handles are of another
@@ -160,23 +214,29 @@ class SegmentPageStore:
                 f"store: expected a layer range in 0..{len(sizes) - 1}, got {layer_range}"
             )
         count = len(handles.keys)
-        rows = _rows(out, count, sizes[layer_range], what="out", writable=True)
+        size = sizes[layer_range]
+        rows = _flat(out, count, size, what="out", writable=True)
         if count and max(handles.slots) >= segment.geometry.num_slots:
             raise ContractError(
                 f"store: expected handles of {self._where}, got slot {max(handles.slots)} of "
                 f"{segment.geometry.num_slots}"
             )
+        if not count:
+            return PageBits.none(0)
         mask = stale = corrupt = 0
+        data, slots, generations = handles.keys.data, handles.slots, handles.generations
+        verify = segment.checksums
         for page in handles.found:
-            key, slot = handles.keys[page], handles.slots[page]
-            generation = handles.generations[page]
-            word = pack(fingerprint_of(key), generation, _READY)
+            slot, generation = slots[page], generations[page]
+            seed, match = seed_and_match(data[page * PAGE_KEY_BYTES : (page + 1) * PAGE_KEY_BYTES])
+            word = match | generation << STATE_BITS
             if segment.word(slot) != word:
                 stale += 1
                 continue
-            segment.copy_range(slot, layer_range, rows[page])
-            if not segment.matches(slot, key, generation, layer_range, rows[page]):
-                if self._is_damaged(segment, slot, word, key, layer_range):
+            row = rows[page * size : (page + 1) * size]
+            segment.copy_range(slot, layer_range, row)
+            if verify and not segment.matches(slot, seed, generation, layer_range, row):
+                if self._is_damaged(segment, slot, word, seed, layer_range):
                     corrupt += 1
                 else:
                     stale += 1
@@ -184,13 +244,11 @@ class SegmentPageStore:
                 stale += 1
             else:
                 mask |= 1 << page
-        self._count(
-            StoreCounters(
-                read_ok=mask.bit_count(),
-                read_missing=count - handles.found.total,
-                read_stale=stale,
-                read_corrupt=corrupt,
-            )
+        self._tally.add(
+            read_ok=mask.bit_count(),
+            read_missing=count - handles.found.total,
+            read_stale=stale,
+            read_corrupt=corrupt,
         )
         return PageBits(mask, count)
 
@@ -209,50 +267,99 @@ class SegmentPageStore:
         sizes = self._layout.range_bytes
         if len(parts) != len(sizes):
             raise ContractError(f"store: expected {len(sizes)} parts, got {len(parts)}")
+        count = len(keys.data) // PAGE_KEY_BYTES
         columns = [
-            _rows(part, len(keys), size, what=f"part {layer_range}", writable=False)
-            for layer_range, (part, size) in enumerate(zip(parts, sizes, strict=True))
+            _flat(part, count, sizes[layer_range], what="each part", writable=False)
+            for layer_range, part in enumerate(parts)
         ]
-        found = self._find(segment, keys)
-        now = int(self._clock())
-        segment.recency[found.slots[found.present]] = now
-        there = _bits(found)
-        mask, outcomes = there.mask, Counter[_Outcome]()
-        missing = PageBits(~mask & (1 << len(keys)) - 1, len(keys))
-        if missing.mask:
-            written: set[bytes] = set()
+        now = self._clock()
+        if count == 1:
+            return self._put_one(segment, keys.data, columns, now)
+        num_buckets = segment.num_buckets
+        places = [Place.of(key, num_buckets) for key in keys]
+        there = self._look_up(segment, keys, places)
+        age = age_of_call(now)
+        for page, (slot, _) in there.items():
+            segment.use(slot, age_of_page(age, page))
+        mask = sum(1 << page for page in there)
+        written = over = again = full = busy = 0
+        if len(there) < count:
+            new: set[bytes] = set()
             #: The slots of this call's pages: it must not evict for its last pages its first ones.
-            mine = set(found.slots[found.present].tolist())
-            buckets = segment.candidate_buckets(keys)
+            mine = {slot for slot, _ in there.values()}
             with self._lend(segment) as lock:
-                for page in missing:
-                    key = keys[page]
-                    if key in written:
-                        outcome = _Outcome.THERE
-                    else:
-                        ranges = [column[page] for column in columns]
-                        ways = ways_for(segment, buckets[page], now)
-                        outcome = self._write(segment, lock, key, ranges, ways, mine, now)
-                    outcomes[outcome] += 1
-                    if outcome in _STORED:
-                        written.add(key)
+                for page, place in enumerate(places):
+                    if page in there:
+                        continue
+                    if place.key in new:
+                        again += 1
                         mask |= 1 << page
-        self._count(
-            StoreCounters(
-                put=outcomes[_Outcome.WRITTEN] + outcomes[_Outcome.WRITTEN_OVER],
-                already_there=there.total + outcomes[_Outcome.THERE],
-                evicted=outcomes[_Outcome.WRITTEN_OVER],
-                rejected_full=outcomes[_Outcome.FULL],
-                rejected_busy=outcomes[_Outcome.BUSY],
-            )
+                        continue
+                    ranges = [
+                        column[page * size : (page + 1) * size]
+                        for column, size in zip(columns, sizes, strict=True)
+                    ]
+                    lines = segment.tags_at(place.buckets)
+                    outcome = self._write(
+                        segment, lock, place, lines, ranges, int(now), age_of_page(age, page), mine
+                    )
+                    if outcome is _FULL:
+                        full += 1
+                    elif outcome is _BUSY:
+                        busy += 1
+                    else:
+                        written += 1
+                        over += outcome is _WRITTEN_OVER
+                        new.add(place.key)
+                        mask |= 1 << page
+        self._tally.add(
+            put=written,
+            already_there=len(there) + again,
+            evicted=over,
+            rejected_full=full,
+            rejected_busy=busy,
         )
-        return PageBits(mask, len(keys))
+        return PageBits(mask, count)
+
+    def _put_one(
+        self, segment: Segment, key: bytes, parts: list[memoryview], now: float
+    ) -> PageBits:
+        """Store one page: what `put` does for many, without a step that one does not need."""
+        place = Place.of(key, segment.num_buckets)
+        age = age_of_page(age_of_call(now), 0)
+        lines = segment.tags_at(place.buckets)
+        at = self._find_one(segment, place, lines)
+        if at is not None:
+            segment.use(at[0], age)
+            self._tally.add(already_there=1)
+            return _ALL_OF_ONE
+        try:
+            lock = segment.locks.take()
+            try:
+                outcome = self._write(segment, lock, place, lines, parts, int(now), age)
+            finally:
+                segment.locks.give_back(lock)
+        except OSError as error:
+            raise self._locks_failed(error) from error
+        if outcome is _WRITTEN_OVER:
+            self._tally.add(put=1, evicted=1)
+        elif outcome is _WRITTEN:
+            self._tally.add(put=1)
+        else:
+            full = outcome is _FULL
+            self._tally.add(rejected_full=full, rejected_busy=not full)
+            return _NONE_OF_ONE
+        return _ALL_OF_ONE
 
     def close(self) -> None:
         """Let go of the segment; the pages stay. Idempotent; waits for no call in progress."""
         segment, self._segment = self._segment, None
         if segment is not None:
+            # In this order: whoever gets the row next goes on from what is there.
+            self._tally.leave()
             segment.locks.close()
+            if self._prefault is not None:
+                self._prefault.stop()
 
     def _opened(self) -> Segment:
         segment = self._segment
@@ -263,53 +370,96 @@ class SegmentPageStore:
         return segment
 
     def _find(self, segment: Segment, keys: PageKeys) -> Found:
-        """Find pages, and empty slots met on the way whose header is damaged."""
+        """Find many pages, and empty slots met on the way whose header is damaged."""
         found = segment.find(keys)
-        corrupt = 0
+        # Nearly always the fingerprints of two pages are equal, and both headers are sound.
         for slot, word in found.suspects:
-            # Nearly always the fingerprints of two pages are equal, and the header is as it should
-            # be.
-            if not segment.header_is_sound(slot, word):
-                with self._lend(segment) as lock:
-                    corrupt += segment.empty_if_header_damaged(lock, slot, word)
-        if corrupt:
-            self._count(StoreCounters(read_corrupt=corrupt))
+            self._is_sound(segment, slot, word)
         return found
 
+    def _find_one(
+        self, segment: Segment, place: Place, lines: list[bytes]
+    ) -> tuple[int, int] | None:
+        """The same for one page: its slot and state word, if it is there."""
+        suspects: list[tuple[int, int]] = []
+        at = segment.find_one(place, lines, suspects)
+        for slot, word in suspects:
+            self._is_sound(segment, slot, word)
+        return at
+
+    def _look_up(
+        self, segment: Segment, keys: PageKeys, places: list[Place]
+    ) -> dict[int, tuple[int, int]]:
+        """Slot and state word of each page that is there; quick for few."""
+        there: dict[int, tuple[int, int]] = {}
+        if len(places) <= _FEW:
+            for page, place in enumerate(places):
+                at = self._find_one(segment, place, segment.tags_at(place.buckets))
+                if at is not None:
+                    there[page] = at
+            return there
+        found = self._find(segment, keys)
+        pages = np.flatnonzero(found.present)
+        ats = zip(found.slots[pages].tolist(), found.words[pages].tolist(), strict=True)
+        return dict(zip(pages.tolist(), ats, strict=True))
+
+    def _look_up_few(self, segment: Segment, keys: PageKeys) -> dict[int, tuple[int, int]]:
+        """The same for those who need no places."""
+        num_buckets = segment.num_buckets
+        return self._look_up(segment, keys, [Place.of(key, num_buckets) for key in keys])
+
+    def _is_sound(self, segment: Segment, slot: int, word: int) -> bool:
+        """True when a slot's header is as it should be; else it is emptied."""
+        if segment.header_is_sound(slot, word):
+            return True
+        with self._lend(segment) as lock:
+            emptied = segment.empty_if_header_damaged(lock, slot, word)
+        self._tally.add(read_corrupt=emptied)
+        return False
+
     def _is_damaged(
-        self, segment: Segment, slot: int, word: int, key: bytes, layer_range: int
+        self, segment: Segment, slot: int, word: int, seed: int, layer_range: int
     ) -> bool:
         """Look again at bytes that did not match; empty the slot unless it was written since."""
         with self._lend(segment) as lock:
-            return segment.empty_if_range_damaged(lock, slot, word, key, layer_range)
+            return segment.empty_if_range_damaged(lock, slot, word, seed, layer_range)
 
     def _write(
         self,
         segment: Segment,
         lock: LockDescriptor,
-        key: bytes,
-        parts: list[Bytes],
-        ways: Iterator[tuple[int, int]],
-        mine: set[int],
+        place: Place,
+        lines: list[bytes],
+        parts: list[memoryview],
         now: int,
+        age: int,
+        mine: set[int] | None = None,
     ) -> _Outcome:
-        """Write one page into the first way that can be had; add it to `mine`."""
-        outcome = _Outcome.FULL
-        for slot, word in ways:
-            if slot in mine:
+        """Write one page into the first way that can be had but `mine`; add it to those."""
+        outcome = _FULL
+        for slot, word in ways_for(segment, place.buckets, lines, now):
+            if mine is not None and slot in mine:
                 continue
-            if segment.write(lock, slot, word, key, parts, writer=self._writer, now=now):
-                mine.add(slot)
-                over = word & STATE_MASK == _READY
-                return _Outcome.WRITTEN_OVER if over else _Outcome.WRITTEN
-            outcome = _Outcome.BUSY
+            if segment.write(lock, slot, word, place, parts, writer=self._writer, age=age):
+                if mine is not None:
+                    mine.add(slot)
+                return _WRITTEN_OVER if word & STATE_MASK == _READY else _WRITTEN
+            outcome = _BUSY
         return outcome
 
     @contextlib.contextmanager
     def _lend(self, segment: Segment) -> Iterator[LockDescriptor]:
         """A descriptor for locking slots."""
-        with map_exceptions({OSError: self._locks_failed}), segment.locks.lend() as lock:
+        try:
+            lock = segment.locks.take()
+        except OSError as error:
+            raise self._locks_failed(error) from error
+        try:
             yield lock
+        except OSError as error:
+            raise self._locks_failed(error) from error
+        finally:
+            segment.locks.give_back(lock)
 
     def _locks_failed(self, error: OSError) -> BackendUnavailableError:
         return BackendUnavailableError(
@@ -318,10 +468,6 @@ class SegmentPageStore:
             transient=error.errno in {errno.EMFILE, errno.ENFILE, errno.ENOLCK},
         )
 
-    def _count(self, counts: StoreCounters) -> None:
-        with self._mutex:
-            self._counters += counts
-
 
 def _bits(found: Found) -> PageBits:
     """Which pages were there."""
@@ -329,8 +475,8 @@ def _bits(found: Found) -> PageBits:
     return PageBits(int.from_bytes(packed, "little"), len(found.present))
 
 
-def _rows(buffer: Buffer, count: int, size: int, *, what: str, writable: bool) -> Bytes:
-    """A buffer as one row of bytes for each page. Shape: (count, size).
+def _flat(buffer: Buffer, count: int, size: int, *, what: str, writable: bool) -> memoryview:
+    """A buffer as one row of bytes for each page. Shape: (count * size,).
 
     Raises:
         ContractError: It is of another size, not contiguous, or cannot be written.
@@ -342,6 +488,5 @@ def _rows(buffer: Buffer, count: int, size: int, *, what: str, writable: bool) -
             f"{' writable' if writable else ''} bytes, got {view.nbytes} bytes, "
             f"contiguous={view.c_contiguous}, readonly={view.readonly}"
         )
-    if not count:
-        return np.empty((0, size), np.uint8)
-    return np.frombuffer(view, np.uint8).reshape(count, size)
+    # A view of no bytes may have a shape that cannot be cast.
+    return view.cast("B") if count else memoryview(b"")

@@ -14,8 +14,9 @@ offset  bytes  what
 104     8      buckets
 112     8      ways
 120     8      total bytes of the segment
-128     4      length of the JSON
-132     ...    the layout in JSON: for people, for messages, and to know whose segment a stranger is
+128     4      1 if layer ranges have checksums, else 0
+132     4      length of the JSON
+136     ...    the layout in JSON: for people, for messages, and to know whose segment a stranger is
 ```
 
 Numbers are in the byte order of the machine; the mark tells. Stamps are seconds of a clock that
@@ -48,7 +49,7 @@ _BOOT: Final = slice(24, 64)
 _CHECKSUM: Final = struct.Struct("=Q")
 _CHECKSUM_OFFSET: Final = 64
 _BODY_OFFSET: Final = 72
-_BODY: Final = struct.Struct("=32sQQQI")
+_BODY: Final = struct.Struct("=32sQQQII")
 
 
 @attrs.frozen(kw_only=True)
@@ -59,11 +60,13 @@ class Superblock:
         layout: Whose pages it holds.
         geometry: Where everything is.
         boot_id: The boot of the node that the stamps belong to.
+        checksums: Whether layer ranges have checksums: all who use the segment must agree.
     """
 
     layout: PoolLayout
     geometry: Geometry
     boot_id: str
+    checksums: bool = True
 
     def write(self, buffer: memoryview) -> None:
         """Write it into a segment that nobody else has open yet; READY last.
@@ -77,6 +80,7 @@ class Superblock:
             self.geometry.num_buckets,
             self.geometry.ways,
             self.geometry.total_bytes,
+            self.checksums,
             len(text),
         )
         room = SUPERBLOCK_BYTES - _BODY_OFFSET - len(body)
@@ -135,7 +139,7 @@ class Superblock:
     @classmethod
     def _of_body(cls, body: bytes, boot_id: str, where: str) -> Self:
         """What a superblock whose checksum matched says."""
-        fingerprint, num_buckets, ways, total_bytes, length = _BODY.unpack_from(body)
+        fingerprint, num_buckets, ways, total_bytes, checksums, length = _BODY.unpack_from(body)
         try:
             layout = _layout_of(json.loads(body[_BODY.size : _BODY.size + length]))
             geometry = Geometry(num_buckets=num_buckets, ways=ways, range_bytes=layout.range_bytes)
@@ -149,7 +153,7 @@ class Superblock:
                 f"{where}: expected a layout and a geometry that agree with their fingerprint and "
                 f"size, got {total_bytes} bytes for {geometry.total_bytes}; remove the file"
             )
-        return cls(layout=layout, geometry=geometry, boot_id=boot_id)
+        return cls(layout=layout, geometry=geometry, boot_id=boot_id, checksums=bool(checksums))
 
 
 def write_boot_id(buffer: memoryview, boot_id: str) -> None:

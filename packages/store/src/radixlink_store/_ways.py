@@ -1,12 +1,13 @@
 """Which slot a page is written to, best first: the only place that decides what is evicted.
 
-1. A slot that holds nothing, in the candidate bucket that has more of them (that is what makes two
-   choices fill evenly).
-2. A slot whose state says that it is being written. It can be had if its writer died; if not, its
-   lock is busy.
-3. A published page that no lease keeps: the least recently used. Stamps are whole seconds, so that
-   the shards of a page are chosen alike in their tables; among equal stamps the slot that was
-   claimed least often, which makes a burst of pages go round the ways instead of evicting its own.
+1. A slot without a tag: no page can be found there. First those of the candidate bucket that has
+   more of them (that is what makes two choices fill evenly). If a writer is at work there its lock
+   is busy, and the next one is tried; if one died there, it can be had at once.
+2. A slot with a tag whose state word is not that of a published page: damage.
+3. A published page that no lease keeps: the least recently used, by what `_ages` says.
+
+In a full table the oldest slot of the two buckets nearly always is the answer, so it is looked at
+before all ways are put in order.
 """
 
 from __future__ import annotations
@@ -15,42 +16,71 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from radixlink_store._segment import generations_of
+from radixlink_store._places import NO_TAG
 from radixlink_store._state import STATE_MASK, SlotState
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from radixlink_store._segment import Segment, Slots
+    from radixlink_store._segment import Segment
 
 _STATE_MASK: Final = np.uint64(STATE_MASK)
-_EMPTY: Final = np.uint64(SlotState.EMPTY)
-_READY: Final = np.uint64(SlotState.READY)
-_STAMP_SHIFT: Final = np.uint64(32)
-_LOW_BITS: Final = np.uint64((1 << 32) - 1)
+_READY: Final = SlotState.READY
 
 
-def ways_for(segment: Segment, buckets: Slots, now: int) -> Iterator[tuple[int, int]]:
+def ways_for(
+    segment: Segment, buckets: tuple[int, ...], lines: list[bytes], now: int
+) -> Iterator[tuple[int, int]]:
     """Where a page with these candidate buckets may be written, with the state words seen.
 
-    Shape: buckets (1,) or (2,).
+    A slot may come twice: it may be another's at the first time.
+
+    Args:
+        segment: The table.
+        buckets: One or two.
+        lines: Their tags.
+        now: Whole seconds.
+
     Mutates: nothing.
-    Cost: one look at the first answer, two if that one could not be had or no slot is empty.
+    Cost: a few microseconds for the first answer, tens once that one could not be had.
     """
-    words = segment.lines[buckets]
-    slots = segment.slot_lines[buckets]
-    states = words & _STATE_MASK
-    empty = states == _EMPTY
-    if empty.any():
-        bucket = int(empty.sum(axis=1).argmax())
-        way = int(empty[bucket].argmax())
-        yield int(slots[bucket, way]), int(words[bucket, way])
-    yield from zip(slots[empty].tolist(), words[empty].tolist(), strict=True)
-    ready = states == _READY
-    others = ~(empty | ready)
-    yield from zip(slots[others].tolist(), words[others].tolist(), strict=True)
-    ready &= segment.leases[slots] <= now
+    if NO_TAG in lines[0] or NO_TAG in lines[-1]:
+        yield from _free(segment, buckets, lines)
+    slot = segment.oldest(buckets)
+    word = segment.word(slot)
+    if word & STATE_MASK == _READY and segment.lease(slot) <= now:
+        yield slot, word
+    yield from _all_in_order(segment, buckets, now)
+
+
+def _free(
+    segment: Segment, buckets: tuple[int, ...], lines: list[bytes]
+) -> Iterator[tuple[int, int]]:
+    """Ways without a tag, those of the bucket that has more of them first."""
+    free = [line.count(NO_TAG) for line in lines]
+    for best in sorted(range(len(lines)), key=free.__getitem__, reverse=True):
+        line, start = lines[best], buckets[best] * segment.ways
+        way = line.find(NO_TAG)
+        while way >= 0:
+            # The line may be older than the word: a page that was published since has its tag.
+            word = segment.word(start + way)
+            if segment.tag(start + way) == NO_TAG:
+                yield start + way, word
+            way = line.find(NO_TAG, way + 1)
+
+
+def _all_in_order(
+    segment: Segment, buckets: tuple[int, ...], now: int
+) -> Iterator[tuple[int, int]]:
+    """Ways with a tag: the damaged ones, then the pages that no lease keeps, oldest first."""
+    lines = np.array(buckets)
+    slots = segment.slot_lines[lines].ravel()
+    words = segment.lines[lines].ravel()
+    tagged = segment.tag_lines[lines].ravel() != NO_TAG
+    ready = (words & _STATE_MASK) == np.uint64(_READY)
+    damaged = tagged & ~ready
+    yield from zip(slots[damaged].tolist(), words[damaged].tolist(), strict=True)
+    ready &= tagged & (segment.leases[slots] <= now)
     victims, seen = slots[ready], words[ready]
-    stamps = segment.recency[victims].astype(np.uint64)
-    order = (stamps << _STAMP_SHIFT | generations_of(seen) & _LOW_BITS).argsort(kind="stable")
+    order = segment.ages[victims].argsort(kind="stable")
     yield from zip(victims[order].tolist(), seen[order].tolist(), strict=True)

@@ -19,8 +19,8 @@ class StoreCounters:
         read_ok: Layer ranges of pages read right.
         read_missing: Layer ranges asked for of pages that `open` had not found.
         read_stale: Layer ranges of pages that were evicted or emptied since `open`.
-        read_corrupt: Layer ranges that did not match their checksum, and headers that did not match
-            theirs. The slot was emptied unless somebody was writing it.
+        read_corrupt: Layer ranges that did not match their checksum, and headers of pages asked for
+            that did not match theirs. The slot was emptied unless somebody was writing it.
     """
 
     put: int = 0

@@ -229,6 +229,15 @@ class InMemoryPageStore:
         with self._pool.mutex:
             self._pool.pages[key].ranges[layer_range][0] ^= 1
 
+    def drop(self, key: bytes) -> None:
+        """Forget a page that is there, as if it had been evicted.
+
+        Raises:
+            KeyError: It is not there.
+        """
+        with self._pool.mutex:
+            del self._pool.pages[key]
+
     def _opened(self) -> _Pool:
         if self._closed:
             raise StaleHandleError("in-memory store: expected an open store, got a closed one")

@@ -1,13 +1,12 @@
 """What drives a linker by hand: time, threads, faults and completions that a test decides on.
 
 * `ManualClock`, `InlineExecutor`: a `Clock` and an `Executor` without time and threads.
-* `FaultyPageStore`: a page store that loses pages, finds no room, raises or hangs when told to.
+* `FaultyPageStore`: a page store that loses pages, finds no room, raises or is late when told to.
 * `SyncLinker`: a `UnifiedCacheLinker` that moves and completes nothing before it is told to.
 """
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 from typing import TYPE_CHECKING
 
@@ -21,12 +20,12 @@ from radixlink_contracts import (
     LoadMode,
     Outcome,
     PageBits,
-    PageStore,
     PoolName,
     PoolTransferResult,
     UnifiedCacheLinker,
 )
 from radixlink_contracts.errors import ContractError, InvalidTransitionError, StorageError
+from radixlink_testing.faults import FaultKind, FaultyStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -42,10 +41,11 @@ if TYPE_CHECKING:
         OperationTicket,
         PageHandles,
         PageKeys,
-        PoolLayout,
+        PageStore,
         PoolTransfer,
         RequestId,
     )
+    from radixlink_testing.faults import StoreCall
 
 
 class ManualClock(Clock):
@@ -102,73 +102,55 @@ class InlineExecutor(Executor):
         self.release()
 
 
-class FaultyPageStore(PageStore):
-    """Another page store, with faults.
+class FaultyPageStore(FaultyStore):
+    """Another page store, with faults that a test switches on and off by hand.
 
     Thread: as the other store's; a test sets faults from any thread.
     """
 
     def __init__(self, inner: PageStore) -> None:
         """Hand every call on while there is no fault."""
-        self.inner = inner
+        super().__init__(inner)
         #: Calls that raise a `StorageError`: "contains", "open", "read" or "put".
         self.raising: set[str] = set()
+        #: Calls that are late: they wait for `gate`, having set `waiting`.
+        self.hanging: set[str] = set()
         #: Pages that are gone, until they are put again.
         self.lost: set[bytes] = set()
         #: Pages for which there is no room.
         self.unwelcome: set[bytes] = set()
-        #: Calls that wait for `gate`, having set `waiting`.
-        self.hanging: set[str] = set()
-        self.waiting = threading.Event()
-        self.gate = threading.Event()
-        #: The calls so far, by name.
-        self.calls: list[str] = []
 
-    @property
     @override
-    def layout(self) -> PoolLayout:
-        """What its objects are."""
-        return self.inner.layout
+    def fault_of(self, call: StoreCall) -> FaultKind | None:
+        """What the test set, else what the plan says."""
+        raising, hanging = call.value in self.raising, call.value in self.hanging
+        if raising:
+            return FaultKind.HANGS if hanging else FaultKind.FAILS
+        return FaultKind.LATE if hanging else super().fault_of(call)
 
     @override
     def contains(self, keys: PageKeys) -> PageBits:
         """Which pages are there."""
-        self._enter("contains")
-        return self.inner.contains(keys) & self._kept(keys)
+        return super().contains(keys) & self._kept(keys)
 
     @override
     def open(self, keys: PageKeys, ttl_s: float) -> PageHandles:
         """Find pages for a load."""
-        self._enter("open")
-        handles = self.inner.open(keys, ttl_s)
+        handles = super().open(keys, ttl_s)
         return attrs.evolve(handles, found=handles.found & self._kept(keys))
 
     @override
     def read(self, handles: PageHandles, layer_range: int, out: Buffer) -> PageBits:
         """Read one layer range of each page that was found."""
-        self._enter("read")
-        return self.inner.read(handles, layer_range, out) & self._kept(handles.keys)
+        return super().read(handles, layer_range, out) & self._kept(handles.keys)
 
     @override
     def put(self, keys: PageKeys, parts: Sequence[Buffer]) -> PageBits:
         """Store pages; those without room are not looked for in the other store."""
-        self._enter("put")
+        stored = super().put(keys, parts)
         self.lost.difference_update(keys)
         self.lost.update(key for key in keys if key in self.unwelcome)
-        return self.inner.put(keys, parts) & self._kept(keys)
-
-    @override
-    def close(self) -> None:
-        """Close the other store."""
-        self.inner.close()
-
-    def _enter(self, call: str) -> None:
-        self.calls.append(call)
-        if call in self.hanging:
-            self.waiting.set()
-            self.gate.wait()
-        if call in self.raising:
-            raise StorageError(f"{call}: a fault that the test asked for", transient=True)
+        return stored & self._kept(keys)
 
     def _kept(self, keys: PageKeys) -> PageBits:
         pages = (page for page, key in enumerate(keys) if key not in self.lost)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from typing import TYPE_CHECKING
 
@@ -23,6 +24,7 @@ def page_keys(pages: Iterable[int], series: str = "") -> PageKeys:
     return PageKeys.join(page_key(page, series) for page in pages)
 
 
+@functools.lru_cache(maxsize=1 << 16)
 def range_bytes(key: bytes, layer_range: int, size: int, variant: str = "") -> bytes:
     """What a page has in one layer range.
 

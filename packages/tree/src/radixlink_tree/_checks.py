@@ -43,8 +43,11 @@ def check_insert(params: InsertParams, total: int, page_size: int) -> None:
             f"got {params.prev_prefix_len}"
         )
         raise ContractError(msg)
-    if params.prompt_len < 0:
-        msg = f"insert: expected a prompt_len of at least 0, got {params.prompt_len}"
+    if params.prompt_len < 0 or params.inserted_len < 0:
+        msg = (
+            "insert: expected a prompt_len and an inserted_len of at least 0, "
+            f"got {params.prompt_len} and {params.inserted_len}"
+        )
         raise ContractError(msg)
 
 

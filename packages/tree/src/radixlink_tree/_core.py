@@ -239,10 +239,14 @@ class UnifiedTreeCore:
     def key_source(self, node_id: NodeId, tail: RadixKey, start: int) -> PageKeySource:
         """The keys of the whole pages of `tail[start:]`; see `LinkedTreeCore.key_source`."""
         node = self._find(node_id)
-        if start % self._page_size or (node is self._root and start):
+        if (
+            not 0 <= start <= len(tail)
+            or start % self._page_size
+            or (start == 0) is not (node is self._root)
+        ):
             msg = (
                 f"key_source: expected the start of a page of {self._page_size} tokens where node "
-                f"{node_id} ends, got token {start}"
+                f"{node_id} ends, in a key of {len(tail)}, got token {start}"
             )
             raise ContractError(msg)
         tokens = memoryview(tail.token_ids)[start : self._floor(len(tail))].tobytes()
@@ -328,6 +332,7 @@ class UnifiedTreeCore:
                     node.standing = new_standing(self._policy, self._tick, params.priority)
                 if self._windows is not None and start >= floor:
                     self._windows.gain(node)
+                    self._note(node.node_id, _SWA_CAME)
                     if adopted is not None:
                         adopted.record(ComponentType.SWA, start, stop)
             if adopted is not None:

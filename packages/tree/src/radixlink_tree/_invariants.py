@@ -103,8 +103,8 @@ def _store_faults(tree: UnifiedTreeCore, node: Node, name: str) -> Iterator[str]
     marks = node.marks
     if marks is None:
         return
-    if tree._offloads.threshold is None and (marks.stored or marks.hit_count):
-        yield f"{name} is stored or counted although there is no linker"
+    if tree._offloads.threshold is None and (marks.stored or marks.hit_count or marks.pending_bits):
+        yield f"{name} is stored, counted or being offloaded although there is no linker"
     if marks.stored & marks.pending_bits:
         yield f"{name} is being offloaded with what is stored of it"
     if (marks.pending is None) != (marks.pending_bits == 0):

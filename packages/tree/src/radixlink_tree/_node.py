@@ -113,8 +113,8 @@ class Node:
 
     @property
     def held(self) -> int:
-        """The components of which it holds something, a bit each."""
-        bits = FULL_BIT
+        """The components of which it holds something, a bit each; the root holds nothing."""
+        bits = FULL_BIT if self.tokens else 0
         if self.has_swa:
             bits |= SWA_BIT
         if self.mamba_slot is not None:

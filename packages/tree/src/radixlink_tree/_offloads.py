@@ -74,22 +74,32 @@ class Offloads:
         marks.stored = lower.stored & ~MAMBA_BIT
         if lower.chain is not None:
             marks.chain, lower.chain = lower.chain.split(num_pages)
-        if lower.pending is not None:
-            marks.pending = lower.pending
-            marks.pending_bits = lower.pending_bits & ~MAMBA_BIT
+        pending_bits = lower.pending_bits & ~MAMBA_BIT
+        if lower.pending is not None and pending_bits:
+            marks.pending, marks.pending_bits = lower.pending, pending_bits
             self.pending[lower.pending].append(upper)
 
     def mark_pending(self, node: Node, operation_id: OperationId) -> None:
         """What is unstored of a node is being offloaded."""
-        marks = node.mark()
-        unstored = node.held & ~marks.stored
-        if not unstored or marks.pending is not None:
-            state = f"offloaded by {marks.pending}" if unstored else "stored"
+        if self.threshold is None:
+            msg = (
+                f"mark_offload_pending: expected a linker, got operation {operation_id} "
+                f"on node {node.node_id} without one"
+            )
+            raise InvalidTransitionError(
+                msg, state="detached", event="offload", operation=operation_id
+            )
+        before = node.marks
+        unstored = node.held & ~(0 if before is None else before.stored)
+        pending = None if before is None else before.pending
+        if not unstored or pending is not None:
+            state = f"offloaded by {pending}" if unstored else "stored"
             msg = (
                 f"mark_offload_pending: expected node {node.node_id} unstored and idle, "
                 f"got it {state}"
             )
             raise InvalidTransitionError(msg, state=state, event="offload", operation=operation_id)
+        marks = node.mark()
         marks.pending, marks.pending_bits = operation_id, unstored
         self.pending.setdefault(operation_id, []).append(node)
 

@@ -11,6 +11,7 @@ import attrs
 from radixlink._stores import require_store
 from radixlink.demo._messages import Ask, ReplicaSpec, Stop
 from radixlink.demo._model_shape import read_shape
+from radixlink.demo._mooncake import start_mooncake
 from radixlink.demo._places import Places, require_store_directory
 from radixlink.demo._plan import REPLICAS, Transcript, longest_transcript, turns
 from radixlink.demo._processes import Processes
@@ -44,7 +45,7 @@ class DemoOptions:
         model: A known name or a directory.
         store: Name of an installed store.
         store_dir: Where the store is to be and to stay; None for the store's own choice, which for the file
-            store is a new place that is removed.
+            store is a new place that is removed, and for the Mooncake store a Mooncake that is ended.
         report: Where the figures go.
         max_turns: Turns of each conversation.
         tokens_per_turn: Tokens of each answer.
@@ -100,6 +101,8 @@ def _hold(options: DemoOptions, processes: Processes, places: Places) -> DemoRep
     codec = load_tokenizer(prepared)
     conversations = load_conversations()
     spec = _spec(options, prepared, conversations, codec, places)
+    if spec.store == "mooncake" and not spec.store_dir:
+        spec = attrs.evolve(spec, store_dir=start_mooncake(processes, spec.store_bytes))
     replicas = launch_replicas(spec, processes, places)
     reports, ended_pid = _converse(options, replicas, conversations, codec)
     ranks, skipped = hold_ranks(processes, places) if options.ranks else (None, "--no-ranks")

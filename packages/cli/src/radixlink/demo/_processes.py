@@ -6,6 +6,7 @@ import contextlib
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -166,3 +167,11 @@ def mpirun() -> str:
         )
         raise LaunchError(msg)
     return found
+
+
+def free_port() -> int:
+    """A port of the loopback device that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import sys
 from typing import TYPE_CHECKING, Final
 
-from radixlink.demo._processes import mpi_environment, mpirun
+from radixlink.demo._processes import free_port, mpi_environment, mpirun
 from radixlink.demo._report import ranks_report
 from radixlink.demo._terminal import say
 from radixlink.errors import LaunchError
@@ -43,16 +42,8 @@ def hold_ranks(processes: Processes, places: Places) -> tuple[RanksReport | None
     command = [launcher, "-n", "2", sys.executable, "-m", "mpi4py", "-m", "radixlink.demo._rank"]
     command += [str(prepared.directory), prepared.digest, str(store), str(report)]
     environment = mpi_environment(num_threads=1, backing=places.new_backing())
-    environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
+    environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     failure = processes.wait(processes.start("mpirun", command, environment), _TIMEOUT_S)
     if failure is not None:
         raise LaunchError(f"the part with two ranks failed: {failure}")
     return ranks_report(json.loads(report.read_text())), ""
-
-
-def _free_port() -> int:
-    """A port of the loopback device that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

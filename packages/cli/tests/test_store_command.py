@@ -1,0 +1,132 @@
+"""`radixlink store` as it is typed, on a store that is really there."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from radixlink import main
+from radixlink_contracts import CacheIdentity, PageKeys, PoolLayout, PoolName, StoreConfig
+from radixlink_store import FileStoreFactory
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from radixlink_contracts import PageStore
+
+LAYOUT = PoolLayout(
+    identity=CacheIdentity(
+        model="a model",
+        revision="r7",
+        dtype="float16",
+        page_size=16,
+        num_layers=2,
+        layout="k|v",
+    ),
+    pool=PoolName.KV,
+    range_bytes=(96, 32),
+)
+KEYS = PageKeys(bytes(range(96)))
+NAME = "kv.0-of-1.segment"
+
+
+@pytest.fixture
+def factory(tmp_path: Path) -> Iterator[FileStoreFactory]:
+    """Opens the store of the test's directory."""
+    factory = FileStoreFactory(StoreConfig(location=str(tmp_path), capacity_bytes=1280))
+    yield factory
+    factory.close()
+
+
+@pytest.fixture
+def store(factory: FileStoreFactory) -> PageStore:
+    """A store of ten pages, with three in it."""
+    store = factory.open(LAYOUT)
+    assert store.put(KEYS, [b"k" * 3 * 96, b"v" * 3 * 32]).complete
+    return store
+
+
+def test_inspect_tells_whose_pages_there_are_and_how_many(
+    store: PageStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store.read(store.open(KEYS, 0), 0, bytearray(3 * 96))
+    assert main(["store", "inspect", str(tmp_path)]) == 0
+    told = capsys.readouterr().out
+    for part in (
+        str(tmp_path / NAME),
+        "a model, revision r7, float16",
+        "16 tokens a page, 2 layers",
+        "pool kv, shard 0 of 1, 128 bytes in 2 layer ranges, checksums on",
+        "3 of 10 pages (30%), 0 leased, 0 unfinished",
+        "1 openers",
+        "100% of the layer ranges",
+        "put 3,",
+        "read_ok 3,",
+    ):
+        assert part in told
+
+
+def test_verify_of_a_sound_store_and_of_a_damaged_one(
+    factory: FileStoreFactory,
+    store: PageStore,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["store", "verify", str(tmp_path)]) == 0
+    assert "3 pages, 0 damaged" in capsys.readouterr().out
+    factory.close()
+    content = (tmp_path / NAME).read_bytes()
+    assert content.count(b"k" * 96 + b"v" * 32) == 3
+    (tmp_path / NAME).write_bytes(content.replace(b"k" * 96, b"k" * 95 + b"K"))
+    assert main(["store", "verify", str(tmp_path)]) == 1
+    told = capsys.readouterr().out
+    assert "3 pages, 3 damaged" in told
+    assert told.count("layer range 0; emptied") == 3
+    assert main(["store", "verify", str(tmp_path)]) == 0
+    assert "0 pages, 0 damaged" in capsys.readouterr().out
+
+
+def test_clear_empties_a_store_in_use_and_removes_one_that_is_not(
+    factory: FileStoreFactory,
+    store: PageStore,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["store", "clear", str(tmp_path)]) == 0
+    assert "3 pages, emptied; the file stays" in capsys.readouterr().out
+    assert store.contains(KEYS).total == 0
+    factory.close()
+    assert main(["store", "clear", str(tmp_path)]) == 0
+    assert "0 pages, removed" in capsys.readouterr().out
+    assert not (tmp_path / NAME).exists()
+
+
+@pytest.mark.parametrize("action", ["inspect", "verify", "clear"])
+def test_foreign_file_is_left_alone_and_fails_the_command(
+    store: PageStore, tmp_path: Path, capsys: pytest.CaptureFixture[str], action: str
+) -> None:
+    foreign = tmp_path / "other.segment"
+    foreign.write_bytes(b"my thesis\n" * 1000)
+    assert main(["store", action, str(tmp_path)]) == 1
+    told = capsys.readouterr().out
+    assert f"{foreign}: left alone" in told
+    assert NAME in told
+    assert foreign.read_bytes() == b"my thesis\n" * 1000
+
+
+def test_place_without_a_store_ends_with_its_exit_code(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["store", "inspect", str(tmp_path / "none")]) == 7
+    told = capsys.readouterr().err
+    assert str(tmp_path / "none") in told
+    assert "Traceback" not in told
+
+
+@pytest.mark.parametrize("arguments", [[], ["inspect"], ["burn", "."]])
+def test_wrong_arguments_exit_with_2(arguments: list[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["store", *arguments])
+    assert ended.value.code == 2

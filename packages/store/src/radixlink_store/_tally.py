@@ -1,0 +1,69 @@
+"""What an opener counts: for itself, and in its segment for whoever asks about all of them.
+
+A segment has rows of counters. An opener takes one for itself, by a lock that the kernel releases
+when it ends, and adds to what earlier openers counted there; so the sum over all rows is what was
+counted since the segment was made, and no addition needs to be atomic. Where all rows are taken, an
+opener counts for itself alone. A forked child shares its parent's row: what both count while both
+live may be lost in part.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Final
+
+import attrs
+
+from radixlink_store._layout import COUNTERS_PER_ROW
+from radixlink_store.counters import StoreCounters
+
+_WORD: Final = (1 << 64) - 1
+_NAMES: Final = tuple(field.name for field in attrs.fields(StoreCounters))
+_PLACES: Final = {name: place for place, name in enumerate(_NAMES)}
+
+
+class Tally:
+    """The counters of one opener.
+
+    Thread: any.
+    """
+
+    def __init__(self, row: memoryview | None) -> None:
+        """Start at nothing.
+
+        Args:
+            row: The words of the row that this opener alone adds to; None counts for itself alone.
+        """
+        self._mutex: Final = threading.Lock()
+        self._row = row
+        self._earlier: Final = tuple(row) if row is not None else (0,) * COUNTERS_PER_ROW
+        self._counts: Final = [0] * len(_NAMES)
+
+    def add(self, **counts: int) -> None:
+        """Add to counters by the names that `StoreCounters` gives them."""
+        with self._mutex:
+            row = self._row
+            for name, count in counts.items():
+                if count:
+                    place = _PLACES[name]
+                    self._counts[place] = total = self._counts[place] + count
+                    if row is not None:
+                        row[place] = self._earlier[place] + total & _WORD
+
+    def leave(self) -> None:
+        """Give the row up; what is counted from now on is for itself alone."""
+        with self._mutex:
+            self._row = None
+
+    @property
+    def counters(self) -> StoreCounters:
+        """What this opener counted."""
+        with self._mutex:
+            return StoreCounters(**dict(zip(_NAMES, self._counts, strict=True)))
+
+
+def sum_of(rows: list[memoryview]) -> StoreCounters:
+    """What all openers counted, now."""
+    return StoreCounters(
+        **{name: sum(row[place] for row in rows) for name, place in _PLACES.items()}
+    )

@@ -1,0 +1,261 @@
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import attrs
+import pytest
+
+from radixlink_contracts import PageBits, PoolName, StoreConfig
+from radixlink_contracts.errors import BackendUnavailableError
+from radixlink_store import FileStoreFactory
+from radixlink_store.counters import StoreCounters
+from radixlink_store.maintenance import (
+    Cleared,
+    Damage,
+    SegmentStatus,
+    Unreadable,
+    Verdict,
+    clear,
+    inspect,
+    verify,
+)
+from radixlink_testing import read_page_range, read_right
+from radixlink_testing.pages import page_keys, page_parts
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from radixlink_contracts import PoolLayout
+    from radixlink_store import Segment, SegmentPageStore
+
+    OpenStore = Callable[..., SegmentPageStore]
+
+KEYS = page_keys(range(5))
+NAME = "kv.0-of-1.segment"
+
+
+@pytest.fixture
+def open_store(tmp_path: Path, layout: PoolLayout) -> Iterator[OpenStore]:
+    """Opens stores of 64 pages, each by a factory of its own."""
+    factories: list[FileStoreFactory] = []
+
+    def open_(
+        *, location: Path = tmp_path, layout: PoolLayout = layout, checksums: bool = True
+    ) -> SegmentPageStore:
+        config = StoreConfig(location=str(location), capacity_bytes=64 * 64)
+        factories.append(FileStoreFactory(config, checksums=checksums))
+        return factories[-1].open(layout)
+
+    yield open_
+    for factory in factories:
+        factory.close()
+
+
+def put_all(store: SegmentPageStore) -> None:
+    assert store.put(KEYS, page_parts(KEYS, store.layout)).complete
+
+
+def segment_of(store: SegmentPageStore) -> Segment:
+    segment = store._segment
+    assert segment is not None
+    return segment
+
+
+def status_of(path: Path) -> SegmentStatus:
+    (status,) = inspect(path)
+    assert isinstance(status, SegmentStatus)
+    return status
+
+
+def verdict_of(path: Path) -> Verdict:
+    (verdict,) = verify(path)
+    assert isinstance(verdict, Verdict)
+    return verdict
+
+
+def test_status_says_what_a_segment_holds(
+    open_store: OpenStore, layout: PoolLayout, tmp_path: Path
+) -> None:
+    store = open_store()
+    put_all(store)
+    store.open(page_keys([0, 1, 7]), 100)
+    status = status_of(tmp_path)
+    assert status.file == tmp_path / NAME
+    assert status.layout == layout
+    assert status.checksums
+    assert status.total_bytes == (tmp_path / NAME).stat().st_size
+    assert (status.num_pages, status.num_slots, status.num_leased) == (5, 64, 2)
+    assert (status.num_unfinished, status.num_openers) == (0, 1)
+    assert status.idle_s is not None
+    assert 0 <= status.idle_s < 60
+
+
+def test_counters_are_those_of_all_openers_also_of_earlier_ones(
+    open_store: OpenStore, tmp_path: Path
+) -> None:
+    one, two = open_store(), open_store()
+    put_all(one)
+    put_all(two)
+    assert status_of(tmp_path).num_openers == 2
+    assert status_of(tmp_path).counters == StoreCounters(put=5, already_there=5)
+    one.close()
+    two.close()
+    assert status_of(tmp_path).num_openers == 0
+    again = open_store()
+    read_right(again, again.open(KEYS, 0))
+    put_all(again)
+    assert status_of(tmp_path).counters == StoreCounters(put=5, already_there=10, read_ok=10)
+    # An opener counts for itself.
+    assert again.counters == StoreCounters(already_there=5, read_ok=10)
+
+
+def test_more_openers_than_can_count_use_the_store_all_the_same(
+    open_store: OpenStore, tmp_path: Path
+) -> None:
+    stores = [open_store() for _ in range(66)]
+    for store in stores:
+        put_all(store)
+    status = status_of(tmp_path)
+    assert status.num_openers == 64
+    assert status.counters == StoreCounters(put=5, already_there=63 * 5)
+    assert stores[65].counters == StoreCounters(already_there=5)
+    for store in stores[:65]:
+        store.close()
+    # The last one has no row, and is still seen.
+    assert clear(tmp_path) == [Cleared(file=tmp_path / NAME, num_pages=5, removed=False)]
+
+
+def test_looking_changes_nothing(open_store: OpenStore, tmp_path: Path) -> None:
+    store = open_store()
+    put_all(store)
+    store.close()
+    files = sorted(tmp_path.iterdir())
+    before = (tmp_path / NAME).read_bytes()
+    status_of(tmp_path)
+    assert verdict_of(tmp_path) == Verdict(
+        file=tmp_path / NAME, num_pages=5, damages=(), checksums=True
+    )
+    assert sorted(tmp_path.iterdir()) == files
+    assert (tmp_path / NAME).read_bytes() == before
+
+
+def test_scrub_names_what_is_damaged_and_empties_it(open_store: OpenStore, tmp_path: Path) -> None:
+    store = open_store()
+    put_all(store)
+    segment, slots = segment_of(store), store.open(KEYS, 0).slots
+    segment.range_of(slots[0], 1)[3] ^= 1
+    segment._header[slots[2] * segment.geometry.header_words] ^= 1 << 40
+    # Another tag of the same page: it can no longer be found.
+    segment._tags[slots[3]] ^= 0x81
+    found = verdict_of(tmp_path)
+    assert found.num_pages == 5
+    assert set(found.damages) == {
+        Damage(slot=slots[0], what="layer range 1"),
+        Damage(slot=slots[2], what="header"),
+        Damage(slot=slots[3], what="index"),
+    }
+    assert store.contains(KEYS) == PageBits.of([1, 4], 5)
+    assert verdict_of(tmp_path) == Verdict(
+        file=tmp_path / NAME, num_pages=2, damages=(), checksums=True
+    )
+    put_all(store)
+    assert read_right(store, store.open(KEYS, 0)) == PageBits.all(5)
+
+
+def test_scrub_without_checksums_looks_at_headers(open_store: OpenStore, tmp_path: Path) -> None:
+    store = open_store(checksums=False)
+    put_all(store)
+    segment, slots = segment_of(store), store.open(KEYS, 0).slots
+    segment.range_of(slots[0], 1)[3] ^= 1
+    segment._header[slots[2] * segment.geometry.header_words] ^= 1 << 40
+    found = verdict_of(tmp_path)
+    assert not found.checksums
+    assert found.damages == (Damage(slot=slots[2], what="header"),)
+
+
+def test_clearing_a_store_that_nobody_has_open_removes_its_segments_and_nothing_else(
+    open_store: OpenStore, layout: PoolLayout, tmp_path: Path
+) -> None:
+    swa = attrs.evolve(layout, pool=PoolName.SWA)
+    for each in (layout, swa):
+        store = open_store(layout=each)
+        put_all(store)
+        store.close()
+    (tmp_path / "notes.txt").write_text("mine", "utf-8")
+    assert clear(tmp_path) == [
+        Cleared(file=tmp_path / NAME, num_pages=5, removed=True),
+        Cleared(file=tmp_path / "swa.0-of-1.segment", num_pages=5, removed=True),
+    ]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["creation.lock", "notes.txt"]
+    assert open_store().contains(KEYS) == PageBits.none(5)
+
+
+def test_clearing_a_store_in_use_empties_it_for_everybody(
+    open_store: OpenStore, tmp_path: Path
+) -> None:
+    store = open_store()
+    put_all(store)
+    handles = store.open(KEYS, 100)
+    assert clear(tmp_path) == [Cleared(file=tmp_path / NAME, num_pages=5, removed=False)]
+    assert read_page_range(store, handles, 0)[0] == PageBits.none(5)
+    assert store.contains(KEYS) == PageBits.none(5)
+    put_all(store)
+    assert read_right(open_store(), store.open(KEYS, 0)) == PageBits.all(5)
+
+
+def test_clearing_leaves_a_slot_to_whoever_writes_it(open_store: OpenStore, tmp_path: Path) -> None:
+    store = open_store()
+    put_all(store)
+    segment, slot = segment_of(store), store.open(KEYS, 0).slots[2]
+    with segment.locks.lend() as lock:
+        assert lock.try_lock(slot)
+        clear(tmp_path)
+        lock.unlock(slot)
+    assert store.contains(KEYS) == PageBits.of([2], 5)
+
+
+@pytest.mark.parametrize("do", [inspect, verify, clear])
+def test_file_that_is_no_segment_is_named_and_left_alone(
+    open_store: OpenStore,
+    tmp_path: Path,
+    do: Callable[[Path], list[SegmentStatus | Verdict | Cleared | Unreadable]],
+) -> None:
+    store = open_store()
+    put_all(store)
+    other_version = bytearray((tmp_path / NAME).read_bytes())
+    other_version[8] += 1
+    contents = {"a.segment": b"my thesis\n" * 1000, "b.segment": bytes(other_version)}
+    for name, content in contents.items():
+        (tmp_path / name).write_bytes(content)
+    os.mkfifo(tmp_path / "c.segment")
+    found = do(tmp_path)
+    told = [each for each in found if isinstance(each, Unreadable)]
+    assert [each.file.name for each in told] == ["a.segment", "b.segment", "c.segment"]
+    for each, why in zip(told, ("something else", "format version", "plain file"), strict=True):
+        assert why in each.why
+    assert len(found) == 4
+    for name, content in contents.items():
+        assert (tmp_path / name).read_bytes() == content
+
+
+def test_stores_of_several_models_are_found_below_their_directory(
+    open_store: OpenStore, tmp_path: Path
+) -> None:
+    for name in ("one", "two"):
+        put_all(open_store(location=tmp_path / name))
+    files = [tmp_path / name / NAME for name in ("one", "two")]
+    assert [each.file for each in inspect(tmp_path)] == files
+    assert [each.file for each in verify(tmp_path)] == files
+    assert [each.file for each in clear(tmp_path)] == files
+
+
+@pytest.mark.parametrize("name", ["missing", "file", "empty"])
+def test_place_without_a_store_is_an_error(tmp_path: Path, name: str) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    (tmp_path / "empty").mkdir()
+    for do in (inspect, verify, clear):
+        with pytest.raises(BackendUnavailableError, match=f"{name} to be a directory"):
+            do(tmp_path / name)
+    assert not (tmp_path / "missing").exists()

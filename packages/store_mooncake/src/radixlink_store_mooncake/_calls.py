@@ -1,0 +1,176 @@
+"""Foreign calls with a deadline, for an engine whose own calls may not return.
+
+Theory of operation. A call of Mooncake returns when its master and the owners answer, and a stopped
+one never does. So each call is made on a daemon thread that is handed it, and the caller waits no
+longer than it wants to. A call that is late keeps its thread, and the staging memory it was given,
+until it returns, for it still writes there. After `max_late` of them further calls are refused at
+once: a hung engine costs some deadlines, then nothing. And the engine is not closed under a call
+that runs, however late: that ends the process.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Final, Protocol, TypeVar
+
+from radixlink_store_mooncake.errors import UnansweredError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_T = TypeVar("_T")
+
+
+class Held(Protocol):
+    """What a call uses until it returns."""
+
+    def hold(self) -> None:
+        """One more uses it."""
+        ...
+
+    def release(self) -> None:
+        """One fewer uses it."""
+        ...
+
+
+class _Job:
+    """One call, on its way to a thread and back."""
+
+    def __init__(self, run: Callable[[], None]) -> None:
+        self.run: Final = run
+        #: Locked until the call has returned.
+        self.returned: Final = threading.Lock()
+        self.returned.acquire()
+        #: These two are guarded by the condition of `Calls`.
+        self.over = False
+        self.late = False
+
+
+class Calls:
+    """Runs calls on threads of its own, which grow with the number of calls at once.
+
+    Thread: any.
+    """
+
+    def __init__(self, max_late: int) -> None:
+        """No thread yet.
+
+        Args:
+            max_late: How many calls may be late before further ones are refused.
+        """
+        self._max_late: Final = max_late
+        #: Guards all below, and tells of the last call's return.
+        self._returned: Final = threading.Condition()
+        #: The queues of threads that wait for work; the one used last is used next.
+        self._idle: Final[deque[SimpleQueue[_Job | None]]] = deque()
+        self._num_running = 0
+        self._num_late = 0
+        self._closed = False
+
+    def run(self, work: Callable[[], _T], timeout_s: float, held: Held | None = None) -> _T:
+        """What the call returns.
+
+        Args:
+            work: The call.
+            timeout_s: How long to wait for it.
+            held: Is held until it has returned, however late that is.
+
+        Raises:
+            UnansweredError: It did not return in time, or was not made: too many are late, or this
+                was closed. Its own exceptions pass.
+        """
+        values: list[_T] = []
+        errors: list[Exception] = []
+
+        def make() -> None:
+            try:
+                values.append(work())
+            except Exception as error:  # noqa: BLE001 - raised again where the call was asked for
+                errors.append(error)
+            finally:
+                if held is not None:
+                    held.release()
+
+        job = _Job(make)
+        with self._returned:
+            if self._closed:
+                raise UnansweredError("Mooncake: expected an open connection, got a closed one")
+            if self._num_late >= self._max_late:
+                raise UnansweredError(
+                    f"Mooncake: {self._num_late} calls have not returned yet, so no other is made; "
+                    f"is a master or an owner stopped?",
+                    transient=True,
+                )
+            if held is not None:
+                held.hold()
+            self._num_running += 1
+            queue = self._idle.pop() if self._idle else None
+        self._hand_over(job, queue)
+        if not job.returned.acquire(timeout=timeout_s):
+            with self._returned:
+                job.late = not job.over
+                self._num_late += job.late
+            if job.late:
+                raise UnansweredError(
+                    f"Mooncake: expected an answer within {timeout_s:.3g} s, got none; is a master "
+                    f"or an owner stopped?",
+                    transient=True,
+                )
+        if errors:
+            raise errors[0]
+        return values[0]
+
+    def close(self, last: Callable[[], None], timeout_s: float) -> None:
+        """No call is made any more, and `last` is made once those that run have returned. Idempotent.
+
+        Args:
+            last: The last call, on a thread of its own: what it ends must not end under another.
+            timeout_s: How long to wait for it. After that it is left to its thread.
+        """
+
+        def end() -> None:
+            with self._returned:
+                self._returned.wait_for(lambda: not self._num_running)
+            last()
+
+        with self._returned:
+            if self._closed:
+                return
+            self._closed = True
+            idle = list(self._idle)
+            self._idle.clear()
+        for queue in idle:
+            queue.put(None)
+        thread = threading.Thread(target=end, name="radixlink-mooncake", daemon=True)
+        thread.start()
+        thread.join(timeout_s)
+
+    def _hand_over(self, job: _Job, queue: SimpleQueue[_Job | None] | None) -> None:
+        """Give a call to a thread that waits, or to a new one."""
+        if queue is None:
+            queue = SimpleQueue()
+            threading.Thread(
+                target=self._work, args=(queue,), name="radixlink-mooncake", daemon=True
+            ).start()
+        queue.put(job)
+
+    def _work(self, queue: SimpleQueue[_Job | None]) -> None:
+        """Run the calls of one queue, one at a time."""
+        while (job := queue.get()) is not None:
+            job.run()
+            with self._returned:
+                job.over = True
+                self._num_running -= 1
+                self._num_late -= job.late
+                closed = self._closed
+                if closed:
+                    self._returned.notify_all()
+                else:
+                    self._idle.append(queue)
+            job.returned.release()
+            # Nothing of it is kept while there is nothing to do.
+            del job
+            if closed:
+                return

@@ -1,0 +1,125 @@
+"""How a page lies in a Mooncake object, and how its bytes prove what they are.
+
+::
+
+    object   header | tag 0 | range 0 | tag 1 | range 1 | ...
+    header   magic, generation, writer, bytes of the object, checksum of these   (64 bytes)
+    tag      generation, checksum of the range                                   (16 bytes)
+
+Everything starts at a multiple of 16. A tag lies before its range so that both are one read. The
+generation is drawn at random for each write, so that no two writes of a page have the same; it is
+in the header to be learnt when a page is opened, and in each tag to be checked when a range is read
+alone. Checksums are seeded by the layout, the key, the generation and the range's index: bytes that
+are whole but of another page, write, range or layout do not match. XXH3 guards against accidents,
+not against an enemy.
+"""
+
+from __future__ import annotations
+
+import itertools
+import struct
+from typing import TYPE_CHECKING, Final
+
+import attrs
+from xxhash import xxh3_64_intdigest
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+    from radixlink_contracts import PoolLayout
+
+_MAGIC: Final = b"RLPAGE01"
+_FIELDS: Final = struct.Struct("<8sQQQ")
+_HEADER: Final = struct.Struct("<8sQQQQ")
+_TAG: Final = struct.Struct("<QQ")
+_SEED: Final = struct.Struct("<32s32sQQ")
+_ALIGNMENT: Final = 16
+_HEADER_RANGE: Final = (1 << 64) - 1
+
+HEADER_BYTES: Final = 64
+"""Bytes before the first tag."""
+
+TAG_BYTES: Final = _TAG.size
+"""Bytes before each range."""
+
+
+@attrs.frozen
+class Header:
+    """What the header of an object says.
+
+    Attributes:
+        generation: Which write of the page.
+        writer: The process that wrote it.
+    """
+
+    generation: int
+    writer: int
+
+
+@attrs.frozen(kw_only=True)
+class PageFormat:
+    """The objects of one layout.
+
+    Attributes:
+        fingerprint: Of the layout.
+        range_bytes: Bytes of each layer range.
+        tag_offsets: Where each range's tag is; the range follows it.
+        object_bytes: Of a whole object.
+    """
+
+    fingerprint: bytes
+    range_bytes: tuple[int, ...]
+    tag_offsets: tuple[int, ...]
+    object_bytes: int
+
+    @classmethod
+    def of(cls, layout: PoolLayout) -> PageFormat:
+        """The format of a layout's objects."""
+        sizes = [_aligned(TAG_BYTES + size) for size in layout.range_bytes]
+        *tag_offsets, object_bytes = itertools.accumulate(sizes, initial=HEADER_BYTES)
+        return cls(
+            fingerprint=layout.fingerprint,
+            range_bytes=layout.range_bytes,
+            tag_offsets=tuple(tag_offsets),
+            object_bytes=object_bytes,
+        )
+
+    def write_header(self, key: bytes, header: Header, into: memoryview) -> None:
+        """Write the first `HEADER_BYTES` of a page's object."""
+        fields = _FIELDS.pack(_MAGIC, header.generation, header.writer, self.object_bytes)
+        checksum = xxh3_64_intdigest(fields, self._seed(key, header.generation, _HEADER_RANGE))
+        into[: _HEADER.size] = fields + checksum.to_bytes(8, "little")
+        into[_HEADER.size : HEADER_BYTES] = bytes(HEADER_BYTES - _HEADER.size)
+
+    def read_header(self, key: bytes, data: memoryview) -> Header | None:
+        """The header of a page's object; None where that is no such header."""
+        magic, generation, writer, object_bytes, checksum = _HEADER.unpack_from(data)
+        seed = self._seed(key, generation, _HEADER_RANGE)
+        if (
+            magic != _MAGIC
+            or object_bytes != self.object_bytes
+            or checksum != xxh3_64_intdigest(data[: _FIELDS.size], seed)
+        ):
+            return None
+        return Header(generation, writer)
+
+    def tag(self, key: bytes, generation: int, layer_range: int, data: Buffer) -> bytes:
+        """The tag of one range of one write of a page.
+
+        Cost: one pass over `data`.
+        """
+        seed = self._seed(key, generation, layer_range)
+        return _TAG.pack(generation, xxh3_64_intdigest(data, seed))
+
+    def _seed(self, key: bytes, generation: int, layer_range: int) -> int:
+        return xxh3_64_intdigest(_SEED.pack(self.fingerprint, key, generation, layer_range))
+
+
+def generation_of(tag: memoryview) -> int:
+    """The generation that a tag names."""
+    generation: int = _TAG.unpack_from(tag)[0]
+    return generation
+
+
+def _aligned(size: int) -> int:
+    return -(-size // _ALIGNMENT) * _ALIGNMENT

@@ -1,0 +1,463 @@
+"""`MooncakePageStore`: the `PageStore` contract over Mooncake's batch calls.
+
+Theory of operation. A page is one object, its name the namespace, the layout's fingerprint and the
+page's key; `_object.py` has its bytes. All bytes go through registered staging::
+
+    put      header, tags and ranges into a buffer -> one batch put
+    open     whole pages into a buffer that is kept for reads -> one batch get
+             or, where they do not fit or `whole_pages` is off, the headers alone
+    read     from the kept buffer; else tag and range of each page -> one ranged get
+
+Rules of the file:
+
+1. Nothing is told as read before its checksum was verified on the caller's own bytes, with the
+   generation that the handle names. So whatever moves or goes underneath is a miss.
+2. A call that is late or refused, and a code that tries did not change, is a miss for its pages.
+   Nothing of Mooncake's raises out of a store.
+3. What does not verify is looked at once more, in the store. If it is of the same write, or no page
+   at all, it is damaged and removed, so that the page can be stored again. A removal by mistake, as
+   when somebody wrote it anew in between, costs that page.
+4. Two writers of one page at once: Mooncake tells the second "put" while the first still writes. If
+   that one dies, the page is missing although the second was told. Storedness is a hint.
+"""
+
+from __future__ import annotations
+
+import enum
+import os
+import threading
+from array import array
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from radixlink_contracts import PageBits, PageHandles
+from radixlink_contracts.errors import ContractError, StaleHandleError
+from radixlink_store_mooncake._codes import Code
+from radixlink_store_mooncake._object import HEADER_BYTES, TAG_BYTES, Header, generation_of
+from radixlink_store_mooncake.counters import MooncakeCounters
+from radixlink_store_mooncake.errors import UnansweredError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from typing_extensions import Buffer
+
+    from radixlink_contracts import PageKeys, PoolLayout
+    from radixlink_store_mooncake._client import PageClient
+    from radixlink_store_mooncake._object import PageFormat
+    from radixlink_store_mooncake._staging import Bytes, PageId, Staging
+
+
+class _Verdict(enum.Enum):
+    """What a second look at a page says."""
+
+    RIGHT = enum.auto()
+    #: Gone, or of another write.
+    STALE = enum.auto()
+    DAMAGED = enum.auto()
+
+
+class MooncakePageStore:
+    """Pages in Mooncake. `contains` raises their recency, as everything does that looks at them.
+
+    Thread: any, several at once.
+    """
+
+    def __init__(
+        self,
+        layout: PoolLayout,
+        page_format: PageFormat,
+        client: PageClient,
+        staging: Staging,
+        *,
+        namespace: str,
+        whole_pages: bool,
+    ) -> None:
+        """Serve the pages of a layout; see `MooncakeStoreFactory.open`.
+
+        Args:
+            layout: The pages.
+            page_format: How they lie in objects; one fits a block of the staging.
+            client: Connected.
+            staging: Registered with it.
+            namespace: See `MooncakeSettings`.
+            whole_pages: See `MooncakeSettings`.
+        """
+        self._layout: Final = layout
+        self._format: Final = page_format
+        self._client: Final = client
+        self._staging: Final = staging
+        self._whole_pages: Final = whole_pages
+        self._prefix: Final = f"{namespace}/{page_format.fingerprint.hex()}/"
+        self._writer: Final = os.getpid()
+        self._mutex: Final = threading.Lock()
+        self._counters = MooncakeCounters()
+        self._closed = False
+
+    @property
+    def layout(self) -> PoolLayout:
+        """What its objects are."""
+        return self._layout
+
+    @property
+    def counters(self) -> MooncakeCounters:
+        """What this opener did so far; also after `close`."""
+        return self._counters
+
+    def contains(self, keys: PageKeys) -> PageBits:
+        """Which pages are there; none where no master answers. Leases them, and raises recency.
+
+        Cost: one round trip to the master.
+        """
+        self._require_open()
+        if not keys.data:
+            return PageBits.none(0)
+        try:
+            codes = self._client.exist(self._names(keys))
+        except UnansweredError:
+            self._count(MooncakeCounters(unanswered=1))
+            return PageBits.none(len(keys))
+        return PageBits.of((page for page, code in enumerate(codes) if code == 1), len(keys))
+
+    def open(self, keys: PageKeys, ttl_s: float) -> PageHandles:
+        """Find pages for a load, and fetch them where they fit a staging buffer.
+
+        Args:
+            keys: The pages.
+            ttl_s: Only checked: how long a lease is, is a flag of the master.
+
+        Raises:
+            ContractError: `ttl_s` is not a number of at least 0.
+        """
+        if not ttl_s >= 0:
+            raise ContractError(f"Mooncake store: expected a ttl_s of at least 0, got {ttl_s}")
+        self._require_open()
+        count = len(keys)
+        generations, writers = array("Q", bytes(8 * count)), array("Q", bytes(8 * count))
+        whole = self._whole_pages and (
+            count * self._format.object_bytes <= self._staging.block_bytes
+        )
+        step = self._staging.block_bytes // HEADER_BYTES
+        found = 0
+        for start in range(0, count, step):
+            some = keys.span(start, start + step)
+            try:
+                headers = self._fetch_headers(some, whole=whole)
+            except UnansweredError:
+                self._count(MooncakeCounters(unanswered=1))
+                break
+            for page, header in headers:
+                found |= 1 << start + page
+                generations[start + page] = header.generation
+                writers[start + page] = header.writer
+        return PageHandles(
+            keys=keys,
+            found=PageBits(found, count),
+            slots=array("Q", bytes(8 * count)),
+            generations=generations,
+            writers=writers,
+        )
+
+    def read(self, handles: PageHandles, layer_range: int, out: Buffer) -> PageBits:
+        """Read one layer range of each page that was found, verified on what was copied.
+
+        Raises:
+            ContractError: `out` does not fit, or there is no such range.
+
+        Cost: a copy and a checksum for each page; a ranged get for those that `open` did not fetch.
+        """
+        self._require_open()
+        sizes = self._layout.range_bytes
+        if not 0 <= layer_range < len(sizes):
+            raise ContractError(
+                f"Mooncake store: expected a layer range in 0..{len(sizes) - 1}, got {layer_range}"
+            )
+        count = len(handles.keys)
+        rows = _rows(out, count, sizes[layer_range], what="out", writable=True)
+        mask = 0
+        elsewhere: list[int] = []
+        for page, right in self._read_kept(handles, layer_range, rows):
+            if right:
+                mask |= 1 << page
+            else:
+                elsewhere.append(page)
+        try:
+            for page in self._read_stored(handles, elsewhere, layer_range, rows):
+                mask |= 1 << page
+        except UnansweredError:
+            self._count(MooncakeCounters(unanswered=1))
+        self._count(
+            MooncakeCounters(read_ok=mask.bit_count(), read_missing=count - handles.found.total)
+        )
+        return PageBits(mask, count)
+
+    def put(self, keys: PageKeys, parts: Sequence[Buffer]) -> PageBits:
+        """Store pages; those that are there stay as they are.
+
+        Raises:
+            ContractError: The parts do not fit keys and layout.
+
+        Cost: a copy, a checksum and a transfer for each page that is not there.
+        """
+        self._require_open()
+        sizes = self._layout.range_bytes
+        if len(parts) != len(sizes):
+            raise ContractError(f"Mooncake store: expected {len(sizes)} parts, got {len(parts)}")
+        columns = [
+            _rows(part, len(keys), size, what=f"part {layer_range}", writable=False)
+            for layer_range, (part, size) in enumerate(zip(parts, sizes, strict=True))
+        ]
+        #: The first of equal keys is the one that counts.
+        first = {key: page for page, key in reversed(list(enumerate(keys)))}
+        pages = sorted(first.values())
+        stored: set[int] = set()
+        step = self._staging.block_bytes // self._format.object_bytes
+        for start in range(0, len(pages), step):
+            some = pages[start : start + step]
+            try:
+                codes = self._put(keys, some, columns)
+            except UnansweredError:
+                self._count(MooncakeCounters(unanswered=1))
+                break
+            stored.update(page for page, code in zip(some, codes, strict=True) if code == Code.OK)
+            full = codes.count(Code.NO_AVAILABLE_HANDLE)
+            done = codes.count(Code.OK)
+            self._count(
+                MooncakeCounters(put=done, rejected_full=full, failed=len(codes) - done - full)
+            )
+        there = (page for page, key in enumerate(keys) if first[key] in stored)
+        return PageBits.of(there, len(keys))
+
+    def close(self) -> None:
+        """Refuse further calls; the pages stay. Idempotent; waits for no call in progress."""
+        self._closed = True
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise StaleHandleError(
+                "Mooncake store: expected an open store, got one that was closed"
+            )
+
+    def _names(self, keys: PageKeys) -> list[str]:
+        """What the objects of pages are called."""
+        return [self._prefix + key.hex() for key in keys]
+
+    def _put(self, keys: PageKeys, pages: Sequence[int], columns: Sequence[Bytes]) -> list[int]:
+        """Put some pages that fit a block; a code for each."""
+        form = self._format
+        size = form.object_bytes
+        generations = array("Q", os.urandom(8 * len(pages)))
+        with self._staging.take(self._client.timeout_s) as block:
+            for place, (page, generation) in enumerate(zip(pages, generations, strict=True)):
+                start, key = place * size, keys[page]
+                form.write_header(key, Header(generation, self._writer), block.view[start:])
+                for layer_range, column in enumerate(columns):
+                    row = column[page]
+                    tag = start + form.tag_offsets[layer_range]
+                    data = tag + TAG_BYTES
+                    # Summed first, which brings it near: copied first, both take a quarter longer.
+                    block.view[tag:data] = form.tag(key, generation, layer_range, row.data)
+                    np.copyto(block.bytes[data : data + len(row)], row)
+            names = [self._prefix + keys[page].hex() for page in pages]
+            return self._client.put(names, block, size)
+
+    def _fetch_headers(self, keys: PageKeys, *, whole: bool) -> list[tuple[int, Header]]:
+        """The headers of those pages that are there and sound.
+
+        Args:
+            keys: Pages that fit a block.
+            whole: Fetch all of each page, and keep it for `read`.
+        """
+        if not keys.data:
+            return []
+        form = self._format
+        size = form.object_bytes if whole else HEADER_BYTES
+        names = self._names(keys)
+        headers: list[tuple[int, Header]] = []
+        suspects: list[int] = []
+        failed = 0
+        with self._staging.take(self._client.timeout_s) as block:
+            codes = (
+                self._client.get(names, block, size)
+                if whole
+                else self._client.get_range(names, block, 0, size)
+            )
+            kept: dict[PageId, int] = {}
+            for page, code in enumerate(codes):
+                if code == Code.OBJECT_NOT_FOUND:
+                    continue
+                if code < 0 and code != Code.INVALID_PARAMS:
+                    failed += 1
+                    continue
+                header = None
+                if code == size:
+                    start = page * size
+                    header = form.read_header(keys[page], block.view[start : start + size])
+                if header is None:
+                    suspects.append(page)
+                else:
+                    headers.append((page, header))
+                    kept[keys[page], header.generation] = page * size
+            if whole and kept:
+                self._staging.keep(block, kept, uses=len(headers) * len(form.range_bytes))
+        for page in suspects:
+            # The read may have met a page that went while it ran. What is there now?
+            header, verdict = self._look_at_header(keys[page])
+            if verdict is _Verdict.DAMAGED:
+                self._remove(keys[page])
+            elif header is not None:
+                headers.append((page, header))
+        if failed:
+            self._count(MooncakeCounters(failed=failed))
+        return headers
+
+    def _read_kept(
+        self, handles: PageHandles, layer_range: int, rows: Bytes
+    ) -> Iterator[tuple[int, bool]]:
+        """Read what `open` fetched: each page that was found, and whether it was right there."""
+        form = self._format
+        tag_offset, size = form.tag_offsets[layer_range], form.range_bytes[layer_range]
+        pages = list(handles.found)
+        places = self._staging.find(
+            [(handles.keys[page], handles.generations[page]) for page in pages]
+        )
+        try:
+            for page, place in zip(pages, places, strict=True):
+                right = False
+                if place is not None:
+                    block, start = place
+                    tag = start + tag_offset
+                    data = tag + TAG_BYTES
+                    np.copyto(rows[page], block.bytes[data : data + size])
+                    right = self._is_right(
+                        handles, page, layer_range, block.view[tag:data], rows[page]
+                    )
+                yield page, right
+        finally:
+            self._staging.release(place[0] for place in places if place is not None)
+
+    def _read_stored(
+        self, handles: PageHandles, pages: Sequence[int], layer_range: int, rows: Bytes
+    ) -> Iterator[int]:
+        """Read pages in the store by their ranges: those that are right."""
+        size = TAG_BYTES + self._format.range_bytes[layer_range]
+        step = self._staging.block_bytes // size
+        for start in range(0, len(pages), step):
+            some = pages[start : start + step]
+            names = [self._prefix + handles.keys[page].hex() for page in some]
+            suspects: list[int] = []
+            failed = stale = 0
+            with self._staging.take(self._client.timeout_s) as block:
+                codes = self._client.get_range(
+                    names, block, self._format.tag_offsets[layer_range], size
+                )
+                for place, (page, code) in enumerate(zip(some, codes, strict=True)):
+                    tag = place * size
+                    data = tag + TAG_BYTES
+                    if code == Code.OBJECT_NOT_FOUND:
+                        stale += 1
+                    elif code < 0 and code != Code.INVALID_PARAMS:
+                        failed += 1
+                    elif code != size:
+                        suspects.append(page)
+                    else:
+                        np.copyto(rows[page], block.bytes[data : tag + size])
+                        tagged = block.view[tag:data]
+                        if self._is_right(handles, page, layer_range, tagged, rows[page]):
+                            yield page
+                        elif self._is_renewed(handles, page, layer_range, tagged, rows[page]):
+                            stale += 1
+                        else:
+                            suspects.append(page)
+            for page in suspects:
+                verdict = self._look_again(handles, page, layer_range, rows[page])
+                if verdict is _Verdict.RIGHT:
+                    yield page
+                elif verdict is _Verdict.STALE:
+                    stale += 1
+                else:
+                    self._remove(handles.keys[page])
+            self._count(MooncakeCounters(read_stale=stale, failed=failed))
+
+    def _is_right(
+        self, handles: PageHandles, page: int, layer_range: int, tag: memoryview, row: Bytes
+    ) -> bool:
+        """These bytes are that range of that write of that page."""
+        generation = handles.generations[page]
+        return bool(tag == self._format.tag(handles.keys[page], generation, layer_range, row.data))
+
+    def _look_again(
+        self, handles: PageHandles, page: int, layer_range: int, row: Bytes
+    ) -> _Verdict:
+        """Judge a page whose range was not right: is it another write's, or damaged?"""
+        key, generation = handles.keys[page], handles.generations[page]
+        header, verdict = self._look_at_header(key)
+        if header is None:
+            return verdict
+        if header.generation != generation:
+            return _Verdict.STALE
+        size = TAG_BYTES + len(row)
+        with self._staging.take(self._client.timeout_s) as block:
+            name, offset = self._prefix + key.hex(), self._format.tag_offsets[layer_range]
+            (code,) = self._client.get_range([name], block, offset, size)
+            if code != size:
+                return _Verdict.STALE
+            np.copyto(row, block.bytes[TAG_BYTES:size])
+            tag = block.view[:TAG_BYTES]
+            if self._is_right(handles, page, layer_range, tag, row):
+                return _Verdict.RIGHT
+            # Perhaps it was written anew since its header was read.
+            renewed = self._is_renewed(handles, page, layer_range, tag, row)
+        return _Verdict.STALE if renewed else _Verdict.DAMAGED
+
+    def _is_renewed(
+        self, handles: PageHandles, page: int, layer_range: int, tag: memoryview, row: Bytes
+    ) -> bool:
+        """These bytes are that range of another write of that page."""
+        generation = generation_of(tag)
+        if generation == handles.generations[page]:
+            return False
+        return bool(tag == self._format.tag(handles.keys[page], generation, layer_range, row.data))
+
+    def _look_at_header(self, key: bytes) -> tuple[Header | None, _Verdict]:
+        """The header of a page, if it is sound; else whether it is gone, or no page's at all."""
+        name = self._prefix + key.hex()
+        size = self._client.size(name)
+        if size < 0:
+            return None, _Verdict.STALE
+        if size != self._format.object_bytes:
+            return None, _Verdict.DAMAGED
+        with self._staging.take(self._client.timeout_s) as block:
+            (code,) = self._client.get_range([name], block, 0, HEADER_BYTES)
+            if code != HEADER_BYTES:
+                return None, _Verdict.STALE
+            header = self._format.read_header(key, block.view[:HEADER_BYTES])
+        return header, _Verdict.DAMAGED if header is None else _Verdict.RIGHT
+
+    def _remove(self, key: bytes) -> None:
+        """Remove what is no page."""
+        self._client.remove(self._prefix + key.hex())
+        self._count(MooncakeCounters(corrupt=1))
+
+    def _count(self, counts: MooncakeCounters) -> None:
+        with self._mutex:
+            self._counters += counts
+
+
+def _rows(buffer: Buffer, count: int, size: int, *, what: str, writable: bool) -> Bytes:
+    """A buffer as one row of bytes for each page. Shape: (count, size).
+
+    Raises:
+        ContractError: It is of another size, not contiguous, or cannot be written.
+    """
+    view = memoryview(buffer)
+    if view.nbytes != count * size or not view.c_contiguous or (writable and view.readonly):
+        raise ContractError(
+            f"Mooncake store: expected {what} as {count} pages x {size} contiguous"
+            f"{' writable' if writable else ''} bytes, got {view.nbytes} bytes, "
+            f"contiguous={view.c_contiguous}, readonly={view.readonly}"
+        )
+    if not count:
+        return np.empty((0, size), np.uint8)
+    return np.frombuffer(view, np.uint8).reshape(count, size)

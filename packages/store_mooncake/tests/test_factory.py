@@ -1,0 +1,201 @@
+"""What is refused when a store is made or opened, and how it is told."""
+
+from __future__ import annotations
+
+import json
+import socket
+import sys
+from typing import TYPE_CHECKING, Final
+
+import attrs
+import pytest
+
+from radixlink_contracts import PoolName, StoreConfig
+from radixlink_contracts.errors import (
+    BackendUnavailableError,
+    CapacityError,
+    ContractError,
+    StaleHandleError,
+)
+from radixlink_store_mooncake import MooncakeSettings, MooncakeStoreFactory
+from radixlink_testing import SUITE_LAYOUT
+from radixlink_testing.pages import page_keys, page_parts
+
+from .conftest import free_port
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from .conftest import Connect, Mooncake, StartMooncake
+
+KEYS: Final = page_keys(range(4))
+
+
+@pytest.fixture(scope="module")
+def mooncake(start_mooncake: StartMooncake) -> Mooncake:
+    mooncake = start_mooncake()
+    mooncake.start_owner()
+    return mooncake
+
+
+def test_no_master_is_told_at_once_with_its_address(mooncake: Mooncake) -> None:
+    del mooncake  # Mooncake itself is installed.
+    address = f"127.0.0.1:{free_port()}"
+    factory = MooncakeStoreFactory(StoreConfig(location=address))
+    with pytest.raises(BackendUnavailableError, match=f"{address}.*refused.*start one") as caught:
+        factory.open(SUITE_LAYOUT)
+    assert caught.value.transient
+
+
+def test_host_that_is_not_there_is_told(mooncake: Mooncake) -> None:
+    del mooncake
+    factory = MooncakeStoreFactory(StoreConfig(location="no-such-host.invalid:50051"))
+    with pytest.raises(BackendUnavailableError, match=r"no-such-host\.invalid:50051"):
+        factory.open(SUITE_LAYOUT)
+
+
+def test_listener_that_is_no_master_is_told(mooncake: Mooncake) -> None:
+    del mooncake
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        factory = MooncakeStoreFactory(StoreConfig(location=address, timeout_s=1.0))
+        with pytest.raises(BackendUnavailableError, match=r"did not answer as one within 1 s"):
+            factory.open(SUITE_LAYOUT)
+
+
+@pytest.mark.parametrize(
+    "location", ["", "host", "host:", ":50051", "host:port", "host:0", "host:65536", "a/directory"]
+)
+def test_location_that_is_no_address_is_refused(location: str) -> None:
+    with pytest.raises(BackendUnavailableError, match="HOST:PORT"):
+        MooncakeStoreFactory(StoreConfig(location=location))
+
+
+def test_file_with_settings_is_a_location(
+    mooncake: Mooncake, connect_to: Connect, tmp_path: Path
+) -> None:
+    file = tmp_path / "mooncake.json"
+    fields = {"master_server_address": mooncake.address, "namespace": "from-a-file"}
+    file.write_text(json.dumps(fields))
+    factory = MooncakeStoreFactory(StoreConfig(location=str(file)))
+    store = factory.open(SUITE_LAYOUT)
+    assert store.put(KEYS, page_parts(KEYS, SUITE_LAYOUT)).complete
+    factory.close()
+    # Another namespace holds other pages.
+    other = connect_to(mooncake)
+    assert not other.open(SUITE_LAYOUT).contains(KEYS).mask
+
+
+def test_unknown_fields_are_named_with_the_known_ones(tmp_path: Path) -> None:
+    file = tmp_path / "mooncake.json"
+    fields = {"master_server_address": "127.0.0.1:50051", "replicas": 2, "lease": 1}
+    file.write_text(json.dumps(fields))
+    with pytest.raises(
+        BackendUnavailableError, match=r"only the fields .*replica_num.*, got also lease, replicas$"
+    ):
+        MooncakeStoreFactory(StoreConfig(location=str(file)))
+
+
+@pytest.mark.parametrize("text", ["", "[1]", "{", "{}", '{"namespace": "x"}'])
+def test_file_without_settings_is_refused(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "mooncake.json"
+    file.write_text(text)
+    with pytest.raises(BackendUnavailableError, match=r"mooncake\.json"):
+        MooncakeStoreFactory(StoreConfig(location=str(file)))
+
+
+def test_file_that_is_not_there_is_told(tmp_path: Path) -> None:
+    with pytest.raises(BackendUnavailableError, match="No such file"):
+        MooncakeStoreFactory(StoreConfig(location=str(tmp_path / "mooncake.json")))
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("replica_num", 0),
+        ("replica_num", "2"),
+        ("replica_num", True),
+        ("with_hard_pin", 1),
+        ("global_segment_size", 1),
+        ("global_segment_size", -1),
+        ("local_buffer_size", -1),
+        ("namespace", ""),
+        ("protocol", ""),
+        ("buffer_bytes", 100),
+        ("num_buffers", 1),
+        ("call_timeout_s", 0),
+        ("call_timeout_s", float("inf")),
+        ("call_timeout_s", float("nan")),
+        ("max_late_calls", 0),
+    ],
+)
+def test_value_that_cannot_be_is_refused_by_name(field: str, value: object) -> None:
+    fields = {"master_server_address": "127.0.0.1:50051", field: value}
+    with pytest.raises(BackendUnavailableError, match=field):
+        MooncakeSettings.from_fields(fields, where="a test")
+
+
+def test_location_and_settings_at_once_are_refused() -> None:
+    settings = MooncakeSettings(master_server_address="127.0.0.1:50051")
+    with pytest.raises(BackendUnavailableError, match="both"):
+        MooncakeStoreFactory(StoreConfig(location="127.0.0.1:50051"), settings)
+
+
+def test_missing_mooncake_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "mooncake.store", None)
+    factory = MooncakeStoreFactory(StoreConfig(location="127.0.0.1:50051"))
+    with pytest.raises(BackendUnavailableError, match=r"pip install .*libibverbs1"):
+        factory.open(SUITE_LAYOUT)
+
+
+def test_page_that_fits_no_buffer_is_refused(mooncake: Mooncake, connect_to: Connect) -> None:
+    factory = connect_to(mooncake, buffer_bytes=4096)
+    with pytest.raises(CapacityError, match="buffer_bytes") as caught:
+        factory.open(attrs.evolve(SUITE_LAYOUT, range_bytes=(4096,)))
+    assert (caught.value.needed, caught.value.available) == (64 + 16 + 4096, 4096)
+    # One that fits does, and others are not hindered.
+    assert factory.open(SUITE_LAYOUT).put(KEYS, page_parts(KEYS, SUITE_LAYOUT)).complete
+
+
+def test_pages_of_more_than_one_buffer_are_put_and_read(
+    mooncake: Mooncake, connect_to: Connect
+) -> None:
+    factory = connect_to(mooncake, buffer_bytes=4096)
+    layout = attrs.evolve(SUITE_LAYOUT, range_bytes=(1000, 600))
+    store = factory.open(layout)
+    keys = page_keys(range(21))
+    parts = page_parts(keys, layout)
+    assert store.put(keys, parts).complete
+    handles = store.open(keys, 0.0)
+    assert handles.found.complete
+    for layer_range, part in enumerate(parts):
+        out = bytearray(len(part))
+        assert store.read(handles, layer_range, out).complete
+        assert out == part
+
+
+@pytest.mark.parametrize("ttl_s", [-1.0, float("nan")])
+def test_ttl_that_is_no_time_is_refused(
+    mooncake: Mooncake, connect_to: Connect, ttl_s: float
+) -> None:
+    factory = connect_to(mooncake)
+    with pytest.raises(ContractError, match="ttl_s"):
+        factory.open(SUITE_LAYOUT).open(KEYS, ttl_s)
+
+
+def test_closed_factory_closes_its_stores_and_opens_none(mooncake: Mooncake) -> None:
+    factory = MooncakeStoreFactory(settings=mooncake.settings())
+    store = factory.open(SUITE_LAYOUT)
+    factory.close()
+    factory.close()
+    with pytest.raises(StaleHandleError):
+        store.contains(KEYS)
+    with pytest.raises(StaleHandleError):
+        factory.open(attrs.evolve(SUITE_LAYOUT, pool=PoolName.SWA))
+
+
+def test_process_may_give_memory_itself(start_mooncake: StartMooncake, connect_to: Connect) -> None:
+    mooncake = start_mooncake()
+    factory = connect_to(mooncake, global_segment_size=16 << 20)
+    store = factory.open(SUITE_LAYOUT)
+    assert store.put(KEYS, page_parts(KEYS, SUITE_LAYOUT)).complete

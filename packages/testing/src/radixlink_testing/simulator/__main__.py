@@ -1,0 +1,73 @@
+"""`python -m radixlink_testing.simulator`: the scenarios and many histories, or one with its story."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from typing import TYPE_CHECKING
+
+from radixlink_testing.simulator._campaign import campaign, explain, story_of
+from radixlink_testing.simulator._history import run
+from radixlink_testing.simulator._plan import plan_of
+from radixlink_testing.simulator._scenarios import scenarios
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from radixlink_testing.simulator._campaign import Report
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run what the command line says; the exit status is 1 where a rule broke."""
+    parser = argparse.ArgumentParser(
+        prog="python -m radixlink_testing.simulator",
+        description="Run seeded histories of a replica and hold each against the rules.",
+    )
+    parser.add_argument(
+        "--histories", type=int, default=2000, help="how many (default: %(default)s)"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="the first one (default: %(default)s)")
+    parser.add_argument(
+        "--processes", type=int, default=os.cpu_count() or 1, help="default: one a core"
+    )
+    parser.add_argument("--replay", type=int, metavar="SEED", help="run one, and tell its story")
+    chosen = parser.parse_args(arguments)
+    if chosen.replay is not None:
+        result = run(plan_of(chosen.replay), tell=True)
+        sys.stdout.write(f"{story_of(result)}\n{result.tally}\n")
+        return int(result.broken is not None)
+    for scenario in scenarios():
+        result = run(scenario.plan, tell=True)
+        if result.broken is not None:
+            sys.stdout.write(f"{story_of(result)}\n")
+            return 1
+    report = campaign(chosen.seed, chosen.histories, processes=chosen.processes)
+    sys.stdout.write(f"{summary(report)}\n")
+    if report.broken:
+        seed, _ = report.broken[0]
+        sys.stdout.write(f"\n{explain(plan_of(seed))}\n")
+    return int(bool(report.broken))
+
+
+def summary(report: Report) -> str:
+    """A campaign in a few lines."""
+    tally = report.tally
+    ran = f"{report.histories} histories, {report.faulty} with faults, {report.seconds:.1f} s"
+    happened = (
+        f"{tally.steps} steps, {tally.frames} frames, {tally.requests} requests, {tally.hits} hits, "
+        f"{tally.loads} loads, {tally.faults} faults, {tally.divergences} divergences"
+    )
+    return "\n".join(
+        [
+            ran,
+            happened,
+            f"{tally.slots_written_off} slots written off",
+            f"{len(report.broken)} broken",
+            *(f"seed {seed}: {error}" for seed, error in report.broken),
+        ]
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

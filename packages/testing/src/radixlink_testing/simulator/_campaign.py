@@ -1,0 +1,130 @@
+"""Many histories, in several processes, and what is said of the one that breaks a rule."""
+
+from __future__ import annotations
+
+import multiprocessing
+import time
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from typing import TYPE_CHECKING, Final
+
+import attrs
+import torch
+
+from radixlink_testing.simulator._history import Tally, run
+from radixlink_testing.simulator._plan import plan_of
+from radixlink_testing.simulator._shrink import shrink
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from radixlink_testing.simulator._history import Result
+    from radixlink_testing.simulator._plan import Plan
+    from radixlink_testing.simulator._rules import RuleBrokenError
+
+#: Histories that a process does at a time.
+_CHUNK: Final = 25
+
+
+@attrs.frozen(kw_only=True)
+class Report:
+    """How a campaign went.
+
+    Attributes:
+        histories: How many were run.
+        faulty: How many of them had faults.
+        tally: What happened in all of them.
+        seconds: How long it took.
+        broken: The seeds of those that broke a rule, and what they said.
+    """
+
+    histories: int
+    faulty: int
+    tally: Tally
+    seconds: float
+    broken: tuple[tuple[int, RuleBrokenError], ...]
+
+
+@attrs.frozen(kw_only=True)
+class _Part:
+    """What one process has to say of its seeds."""
+
+    histories: int
+    faulty: int
+    tally: Tally
+    broken: tuple[tuple[int, RuleBrokenError], ...]
+
+
+def campaign(first_seed: int, histories: int, *, processes: int = 1) -> Report:
+    """Run the histories of seeds one after the other.
+
+    Args:
+        first_seed: Where to begin.
+        histories: How many.
+        processes: How many processes share them; 1 runs them here.
+    """
+    began = time.monotonic()
+    parts = list(_parts(first_seed, first_seed + histories, processes))
+    broken = sorted(
+        (one for part in parts for one in part.broken), key=lambda seed_and_error: seed_and_error[0]
+    )
+    tally = Tally()
+    for part in parts:
+        tally += part.tally
+    return Report(
+        histories=sum(part.histories for part in parts),
+        faulty=sum(part.faulty for part in parts),
+        tally=tally,
+        seconds=time.monotonic() - began,
+        broken=tuple(broken),
+    )
+
+
+def _parts(first: int, stop: int, processes: int) -> Iterator[_Part]:
+    """All seeds, in chunks."""
+    chunks = [(start, min(start + _CHUNK, stop)) for start in range(first, stop, _CHUNK)]
+    if processes == 1:
+        for chunk in chunks:
+            yield _run_seeds(*chunk)
+        return
+    # Spawned: torch has threads, which a fork would lose.
+    with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn")) as pool:
+        for future in as_completed([pool.submit(_run_seeds, *chunk) for chunk in chunks]):
+            yield future.result()
+
+
+def _run_seeds(first: int, stop: int) -> _Part:
+    """Some seeds, in this process."""
+    # Tensors of a few numbers: more threads only wait for each other.
+    torch.set_num_threads(1)
+    tally = Tally()
+    faulty = 0
+    broken: list[tuple[int, RuleBrokenError]] = []
+    for seed in range(first, stop):
+        plan = plan_of(seed)
+        result = run(plan)
+        tally += result.tally
+        faulty += plan.faulty
+        if result.broken is not None:
+            broken.append((seed, result.broken))
+    return _Part(histories=stop - first, faulty=faulty, tally=tally, broken=tuple(broken))
+
+
+def explain(plan: Plan, *, shorten: bool = True) -> str:
+    """The story of a plan that breaks a rule, as short as it gets."""
+    result = run(plan)
+    if result.broken is None:
+        return f"{plan.name}: every rule holds"
+    if shorten:
+        plan = shrink(plan, result.broken.rule)
+    return story_of(run(plan, tell=True))
+
+
+def story_of(result: Result) -> str:
+    """A history as text: what it was, who did what, and which rule broke."""
+    shape = result.plan.shape
+    what = (
+        f"{result.plan.name}: {shape.num_ranks} ranks, {shape.num_pages} pages of "
+        f"{shape.page_size} tokens, {shape.num_layers} layer ranges, {shape.settings.fingerprint}"
+    )
+    end = [] if result.broken is None else [f"broken: {result.broken}"]
+    return "\n".join([what, *result.story, *end])

@@ -1,0 +1,261 @@
+"""What each rank was told of each operation, and what became of it: the verdicts, worked out apart.
+
+An operation is seen where the code under test hands it to a backend, and ends where that code says
+so: a load is done when its pages are inserted, an offload when the tree is told; either has failed
+when its ticket is decided without that.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import TYPE_CHECKING
+
+import attrs
+
+from radixlink_contracts import Outcome
+from radixlink_testing.simulator._rules import Rule
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from radixlink_contracts import OperationId, OperationTicket
+    from radixlink_linker import LinkerSettings
+    from radixlink_testing.simulator._rules import Referee
+
+
+class Verdict(enum.Enum):
+    """What the ranks agreed on."""
+
+    PENDING = "pending"
+    DONE = "done"
+    FAILED = "failed"
+
+
+@attrs.define(kw_only=True, eq=False)
+class Share:
+    """One rank's part of an operation.
+
+    Attributes:
+        ticket: As the backend got it.
+        deadline: This rank's clock, at which it may give up.
+        first: How its part ended, by the first that was said; None while nothing was.
+        quiesced: Its backend said that it touches nothing any more, or never began.
+        contradicted: It said landed after it had said failed.
+        expired: Its clock passed the deadline before a step, while nothing was said.
+        landed: The code under test took the operation for done.
+        verdict: What is known to be agreed.
+    """
+
+    ticket: OperationTicket
+    deadline: float
+    first: Outcome | None = None
+    quiesced: bool = False
+    contradicted: bool = False
+    expired: bool = False
+    landed: bool = False
+    verdict: Verdict = Verdict.PENDING
+
+    def say(self, outcome: Outcome, *, quiesced: bool) -> None:
+        """Its backend said something."""
+        if self.first is None and not self.expired:
+            self.first = outcome
+        elif outcome is Outcome.LANDED and (self.expired or self.first is Outcome.FAILED):
+            self.contradicted = True
+        self.quiesced = self.quiesced or quiesced
+
+    def give_up(self) -> None:
+        """The wrapper gives it up on this rank."""
+        self.say(Outcome.FAILED, quiesced=False)
+
+
+@attrs.define(kw_only=True, eq=False)
+class Operation:
+    """A load or an offload, on all ranks.
+
+    Attributes:
+        op: Its id.
+        load: True for a load.
+        marks: Its pages.
+        request: Whom a load is for.
+        end: The page behind the last that a load brings.
+        shares: By rank.
+        decided_step: The step of the verdict.
+        cancelled: Taken back before it was started, so that it says nothing about its pages.
+        written_off: Some rank did not let go in time, so its pages are nobody's until a reset.
+    """
+
+    op: OperationId
+    load: bool
+    marks: tuple[bytes, ...]
+    request: str
+    end: int
+    shares: dict[int, Share] = attrs.field(factory=dict)
+    decided_step: int | None = None
+    cancelled: bool = False
+    written_off: bool = False
+
+    @property
+    def undecided(self) -> bool:
+        """True while no rank knows how it ends."""
+        return all(share.verdict is Verdict.PENDING for share in self.shares.values())
+
+    @property
+    def quiesced(self) -> bool:
+        """True when no rank touches its pages any more."""
+        return all(share.quiesced for share in self.shares.values())
+
+
+class Operations:
+    """All operations of a history.
+
+    Thread: any; one at a time.
+    """
+
+    def __init__(self, num_ranks: int, referee: Referee) -> None:
+        """Start with none."""
+        self._num_ranks = num_ranks
+        self._referee = referee
+        #: Those that are not over, oldest first.
+        self.live: dict[OperationId, Operation] = {}
+        #: Those that are over for the code under test, while a backend still says something.
+        self._past: dict[OperationId, Operation] = {}
+        #: Pages of loads that failed, and the step until which they count as missing.
+        self.missing: dict[bytes, int] = {}
+
+    def get(self, op: OperationId) -> Operation | None:
+        """An operation, over or not."""
+        return self.live.get(op) or self._past.get(op)
+
+    def begin(
+        self,
+        rank: int,
+        ticket: OperationTicket,
+        deadline: float,
+        *,
+        load: bool,
+        marks: Sequence[bytes],
+        request: str = "",
+        end: int = 0,
+    ) -> Share:
+        """One rank's backend was handed an operation."""
+        operation = self.live.get(ticket.op)
+        if operation is None:
+            if ticket.op in self._past:
+                self._referee.breach(
+                    Rule.DEADLINES, f"rank {rank}: operation {ticket.op} was minted before"
+                )
+            operation = Operation(
+                op=ticket.op, load=load, marks=tuple(marks), request=request, end=end
+            )
+            self.live[ticket.op] = operation
+        elif (operation.load, operation.marks, operation.request) != (load, tuple(marks), request):
+            self._referee.breach(
+                Rule.FRAMES, f"rank {rank}: operation {ticket.op} is another one on other ranks"
+            )
+        share = operation.shares[rank] = Share(ticket=ticket, deadline=deadline)
+        return share
+
+    def landed(self, rank: int, op: OperationId) -> None:
+        """The code under test takes an operation for done on a rank."""
+        operation = self.live.get(op)
+        if operation is None or rank not in operation.shares:
+            self._referee.breach(
+                Rule.FRAMES, f"rank {rank}: operation {op}, which is over, is done"
+            )
+            return
+        operation.shares[rank].landed = True
+        self._judge_done(rank, operation)
+
+    def _judge_done(self, rank: int, operation: Operation) -> None:
+        """Done needs every rank's done, and the first that a rank said counts."""
+        what = "load" if operation.load else "offload"
+        rule = Rule.LANDED if operation.load else Rule.STORED
+        for other in range(self._num_ranks):
+            share = operation.shares.get(other)
+            first = None if share is None else share.first
+            if share is not None and (first is Outcome.FAILED or share.expired):
+                self._referee.breach(
+                    Rule.FRAMES if share.contradicted else rule,
+                    f"rank {rank}: {what} {operation.op} is done, but rank {other} had said failed"
+                    + (", and a verdict is written once" if share.contradicted else ""),
+                )
+            elif first is None:
+                self._referee.breach(
+                    rule,
+                    f"rank {rank}: {what} {operation.op} is done, but rank {other} has not said so",
+                )
+
+    def stepped(self, rank: int, now: float) -> None:
+        """A rank has read its clock for a frame, after what its backend said."""
+        for operation in self.live.values():
+            share = operation.shares.get(rank)
+            if share is not None and share.first is None and now >= share.deadline:
+                share.expired = True
+
+    def after_step(self, step: int, settings: LinkerSettings) -> None:
+        """All ranks have stepped: judge the verdicts."""
+        for place, operation in enumerate(list(self.live.values())):
+            for rank, share in operation.shares.items():
+                if share.verdict is Verdict.PENDING and share.ticket.decided:
+                    share.verdict = Verdict.DONE if share.landed else Verdict.FAILED
+                    self._judge_failed(rank, operation)
+            verdicts = {share.verdict for share in operation.shares.values()}
+            if len(verdicts) > 1:
+                by_rank = {rank: one.verdict.value for rank, one in operation.shares.items()}
+                self._referee.breach(
+                    Rule.FRAMES, f"operation {operation.op}: ranks have the verdicts {by_rank}"
+                )
+            if operation.undecided:
+                if place < settings.max_operations:
+                    self._judge_pending(operation)
+            elif operation.decided_step is None:
+                operation.decided_step = step
+                if operation.load and Verdict.FAILED in verdicts and not operation.cancelled:
+                    self.missing[operation.marks[0]] = step + settings.miss_steps
+            elif step - operation.decided_step >= settings.write_off_steps:
+                operation.written_off = operation.written_off or not operation.quiesced
+        self.missing = {mark: until for mark, until in self.missing.items() if until > step}
+
+    def _judge_pending(self, operation: Operation) -> None:
+        """Pending needs that no rank has failed: a failure is agreed in the next frame."""
+        for rank, share in operation.shares.items():
+            if share.expired and share.first is None:
+                self._referee.breach(
+                    Rule.DEADLINES,
+                    f"operation {operation.op}: the deadline of rank {rank} passed, and it is pending",
+                )
+            elif share.first is Outcome.FAILED:
+                self._referee.breach(
+                    Rule.FRAMES,
+                    f"operation {operation.op}: rank {rank} said failed before this frame, "
+                    "which did not decide it",
+                )
+
+    def _judge_failed(self, rank: int, operation: Operation) -> None:
+        """Failed needs a rank that failed, or whose deadline passed."""
+        if operation.shares[rank].verdict is Verdict.FAILED and not any(
+            _has_failed(share) for share in operation.shares.values()
+        ):
+            self._referee.breach(
+                Rule.FRAMES, f"rank {rank}: operation {operation.op} failed, but no rank has failed"
+            )
+
+    def forget_quiesced(self) -> None:
+        """Nothing is outstanding: what is quiesced is over."""
+        for op in [op for op, one in self.live.items() if one.quiesced and not one.written_off]:
+            self._past[op] = self.live.pop(op)
+
+    def forget_all(self) -> None:
+        """A new epoch: nothing of the old one counts."""
+        self._past.update(self.live)
+        self.live.clear()
+        self.missing.clear()
+
+    def undecided_loads(self) -> Iterator[Operation]:
+        """Loads whose verdict is open."""
+        return (one for one in self.live.values() if one.load and one.undecided)
+
+
+def _has_failed(share: Share) -> bool:
+    """True when a rank's own verdict is failed."""
+    return share.first is Outcome.FAILED or (share.expired and share.first is None)

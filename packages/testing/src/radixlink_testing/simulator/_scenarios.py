@@ -1,0 +1,316 @@
+"""The interleavings that a history must contain, each by its name and written out.
+
+A scenario is a plan, and what its story must tell in this order, so that it is sure to have happened.
+Those of windows, recurrent states and layer-wise loads belong here as soon as a rank has them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import attrs
+
+from radixlink_linker import LinkerSettings
+from radixlink_testing.simulator._faults import Fault
+from radixlink_testing.simulator._plan import (
+    Abort,
+    Arrive,
+    Evict,
+    Plan,
+    Point,
+    Reset,
+    Strike,
+    Tick,
+)
+from radixlink_testing.simulator._rank import Shape
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from radixlink_testing.simulator._plan import Event, Work
+
+
+@attrs.frozen(kw_only=True)
+class Scenario:
+    """An interleaving.
+
+    Attributes:
+        plan: Has it.
+        tells: What must be in its story, in this order.
+    """
+
+    plan: Plan
+    tells: tuple[str, ...]
+
+
+_SETTINGS: Final = LinkerSettings(
+    frame_words=8,
+    max_lookups=64,
+    staged_percent=60,
+    publish_lock_steps=20,
+    miss_steps=4,
+    write_off_steps=60,
+    step_timeout_s=20.0,
+    lookup_timeout_s=2.0,
+    transfer_timeout_s=8.0,
+)
+_SHAPE: Final = Shape(num_pages=24, settings=_SETTINGS)
+_MUCH: Final = 40
+
+
+def scenarios() -> tuple[Scenario, ...]:
+    """All of them, by name."""
+    return (
+        _cancel_half_taken(),
+        _layer_fails_during_forward(),
+        _insert_between_start_and_verdict(),
+        _late_writer(),
+        _head_evicted_before_match(),
+        _head_evicted_before_load(),
+        _head_grown_before_load(),
+        _abort_while_another_waits(),
+        _refused_offload(),
+        _reset_with_everything_in_flight(),
+    )
+
+
+def _cancel_half_taken() -> Scenario:
+    """Rank 0's thread has begun with the load, rank 1's has not heard of it: it is no cancel."""
+    return _scenario(
+        "a cancel that one rank's thread has taken and another's has not",
+        [
+            *_stored("abcd"),
+            *_asked(Arrive(name="r", pages="abcd")),
+            _tick(work=_quanta(0, 3)),
+            _tick([Abort("r")]),
+            *_busy(4),
+            *_asked(Arrive(name="s", pages="abcd")),
+        ],
+        tells=("r: LoadWaiting", "r is aborted while it is told to wait", "LANDED", "s matches 8"),
+    )
+
+
+def _layer_fails_during_forward() -> Scenario:
+    """One rank cannot read layer 20; a batch of another request runs all the while."""
+    return _scenario(
+        "layer 20 of 30 failing on one rank while the forward runs",
+        [
+            *_stored("abcd"),
+            _tick([Strike(1, Fault.LOAD_FAILS, 20)]),
+            *_asked(Arrive(name="r", pages="abcd"), Arrive(name="forward", pages="dd")),
+            *(_tick(work=_quanta(0, 20) + _quanta(1, 20), overlap=9) for _ in range(6)),
+            *_busy(4),
+        ],
+        tells=("r: LoadWaiting", "launches ['forward']", "FAILED", "failed ['r']", "MISS"),
+        shape=attrs.evolve(_SHAPE, num_layers=30),
+    )
+
+
+def _insert_between_start_and_verdict() -> Scenario:
+    """A forward that was launched before inserts the same pages while they are being loaded."""
+    return _scenario(
+        "another insert of the same pages between start and verdict",
+        [
+            *_stored("abcd"),
+            _tick(
+                [Strike(0, Fault.LOOKUP_RAISES), Arrive(name="twin", pages="abcd")],
+                work=_everywhere(Point.AFTER_SCHEDULING),
+            ),
+            _tick([Arrive(name="r", pages="abcd")], work=_everywhere(Point.AFTER_SCHEDULING)),
+            _tick(overlap=9),
+            _tick(overlap=9),
+            _tick(overlap=9),
+            _tick(overlap=0),
+            *_busy(4),
+        ],
+        tells=("launches ['twin']", "r: LoadWaiting", "LANDED", "landed ['r']", "r matches 8"),
+    )
+
+
+def _late_writer() -> Scenario:
+    """A rank says failed and writes on; others want room at once, and get its slots later."""
+    return _scenario(
+        "a late writer after a failure, its slots re-allocated",
+        [
+            *_stored("abcd"),
+            _tick([Strike(1, Fault.LATE_WRITER)]),
+            *_asked(Arrive(name="r", pages="abcd")),
+            _tick(work=_quanta(0, _MUCH) + _quanta(1, 4)),
+            _tick([Arrive(name="greedy", pages="ddcc")], work=_quanta(0, _MUCH)),
+            *(_tick(work=_quanta(0, _MUCH)) for _ in range(4)),
+            *_busy(6),
+        ],
+        tells=("r: LoadWaiting", "still copying", "failed ['r']", "greedy", "FAILED"),
+        shape=attrs.evolve(_SHAPE, num_pages=8),
+    )
+
+
+def _head_evicted_before_match() -> Scenario:
+    """The device loses the pages behind which the store was asked."""
+    return _scenario(
+        "a head evicted between lookup and match",
+        [
+            *_stored("abcd"),
+            *_on_device("ab"),
+            _tick([Arrive(name="r", pages="abcd")], work=_everywhere(Point.AFTER_SCHEDULING)),
+            _tick(),
+            _tick([Evict(1000)]),
+            *_busy(4),
+        ],
+        tells=("r matches 4 tokens, UNKNOWN", "ready ['r']", "r matches 0 tokens, MISS"),
+        shape=attrs.evolve(_SHAPE, settings=attrs.evolve(_SETTINGS, publish_lock_steps=0)),
+    )
+
+
+def _head_evicted_before_load() -> Scenario:
+    """A request that is admitted before takes the room of the pages behind which the hit begins."""
+    return _scenario(
+        "a head evicted between lookup and load",
+        [
+            *_stored("abcd"),
+            *_on_device("ab"),
+            *_asked(Arrive(name="greedy", pages="ddccbbaa"), Arrive(name="r", pages="abcd")),
+            *_busy(6),
+        ],
+        tells=("r matches 4 tokens, HIT 4", "the device prefix became shorter"),
+        shape=attrs.evolve(
+            _SHAPE, num_pages=8, settings=attrs.evolve(_SETTINGS, publish_lock_steps=0)
+        ),
+    )
+
+
+def _head_grown_before_load() -> Scenario:
+    """A forward inserts more of the sequence between a request's match and its load."""
+    return _scenario(
+        "a head grown between lookup and load",
+        [
+            *_stored("abcd"),
+            *_on_device("ab"),
+            _tick(
+                [Strike(0, Fault.LOOKUP_RAISES), Arrive(name="twin", pages="abc")],
+                work=_everywhere(Point.AFTER_SCHEDULING),
+            ),
+            _tick([Arrive(name="r", pages="abcd")], work=_everywhere(Point.AFTER_SCHEDULING)),
+            _tick(overlap=9),
+            _tick(overlap=0, late=True),
+            *_busy(4),
+        ],
+        tells=("launches ['twin']", "r matches 4 tokens, HIT 4", "r: LoadWaiting", "r matches 8"),
+        shape=attrs.evolve(_SHAPE, settings=attrs.evolve(_SETTINGS, publish_lock_steps=0)),
+    )
+
+
+def _abort_while_another_waits() -> Scenario:
+    """Whose load it is goes, who waits for it gets the pages."""
+    return _scenario(
+        "an abort while another waits",
+        [
+            *_stored("abcd"),
+            *_asked(Arrive(name="r", pages="abcd")),
+            _tick([Arrive(name="w", pages="abcd")]),
+            _tick([Abort("r")]),
+            *_busy(4),
+        ],
+        tells=(
+            "w matches 0 tokens, UNKNOWN",
+            "r is aborted",
+            "LANDED",
+            "ready ['w']",
+            "w matches 8",
+        ),
+    )
+
+
+def _refused_offload() -> Scenario:
+    """One rank's store does not take a node: it is stored on none, and offered again."""
+    return _scenario(
+        "a refused offload on one rank",
+        [
+            _tick([Strike(1, Fault.OFFLOAD_REFUSED), Arrive(name="w", pages="abcd")]),
+            *_busy(6),
+            _tick([Arrive(name="again", pages="abcd")]),
+            *_busy(6),
+            _tick([Evict(1000)]),
+            *_asked(Arrive(name="r", pages="abcd")),
+            *_busy(3),
+        ],
+        tells=(
+            "the next offload is refused",
+            "again matches 8",
+            "rank 1   offload",
+            "landed ['r']",
+        ),
+    )
+
+
+def _reset_with_everything_in_flight() -> Scenario:
+    """A load and a lookup are on their way, an offload is copied; then one of them completes."""
+    return _scenario(
+        "reset with everything in flight and a late completion of the old epoch",
+        [
+            *_stored("abcd"),
+            _tick([Arrive(name="w", pages="dcba")], work=_everywhere(Point.AFTER_SCHEDULING)),
+            *_asked(Arrive(name="r", pages="abcd")),
+            _tick([Arrive(name="asks", pages="cccc")], work=_quanta(0, 3) + _quanta(1, 1)),
+            _tick([Reset()]),
+            _tick(),
+            _tick([Strike(0, Fault.OLD_COMPLETION), Strike(1, Fault.OLD_COMPLETION)]),
+            _tick([Strike(0, Fault.OLD_COMPLETION)]),
+            *_busy(4),
+        ],
+        tells=("r: LoadWaiting", "asks matches 0", "resets", "completes again", "landed"),
+    )
+
+
+# -- ways to write them ----------------------------------------------------------------------------
+
+
+def _scenario(
+    name: str, ticks: Iterable[Tick], *, tells: tuple[str, ...], shape: Shape = _SHAPE
+) -> Scenario:
+    return Scenario(plan=Plan(name=name, shape=shape, ticks=tuple(ticks)), tells=tells)
+
+
+def _tick(
+    events: Iterable[Event] = (),
+    *,
+    work: tuple[Work, ...] = (),
+    overlap: int = 0,
+    late: bool = False,
+) -> Tick:
+    """A tick in which backends do only what is said."""
+    return Tick(events=tuple(events), work=work, admit=8, overlap=overlap, late=late)
+
+
+def _quanta(rank: int, count: int, point: Point = Point.BEFORE_STEP) -> tuple[Work, ...]:
+    """A rank's backend works on what is oldest."""
+    return ((point, rank, 0),) * count
+
+
+def _everywhere(point: Point) -> tuple[Work, ...]:
+    """Both ranks' backends end what they have."""
+    return _quanta(0, _MUCH, point) + _quanta(1, _MUCH, point)
+
+
+def _busy(count: int) -> list[Tick]:
+    """Ticks in which backends end what they have."""
+    return [_tick(work=_everywhere(Point.BEFORE_STEP))] * count
+
+
+def _stored(pages: str) -> list[Tick]:
+    """A sequence is in the store, and not on the device."""
+    return [_tick([Arrive(name="writer", pages=pages)]), *_busy(6), _tick([Evict(1000)])]
+
+
+def _on_device(pages: str) -> list[Tick]:
+    """A prefix is on the device too."""
+    return [_tick([Arrive(name="head", pages=pages)]), *_busy(6)]
+
+
+def _asked(*arrivals: Arrive) -> list[Tick]:
+    """Requests come, and are answered by the third step; what they then load has not moved."""
+    return [
+        _tick(arrivals, work=_everywhere(Point.AFTER_SCHEDULING)),
+        _tick(),
+        _tick(overlap=9),
+    ]

@@ -1,0 +1,138 @@
+"""The simulator itself: histories hold, are the same in any process, and get short when they fail."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from typing import Final
+
+import attrs
+import pytest
+
+from radixlink_linker._operation import Operation
+from radixlink_testing.simulator import Plan, Rule, campaign, explain, plan_of, run, shrink
+from radixlink_testing.simulator.events import Diverge, Divergence
+
+#: Of one test; there are four of them.
+HISTORIES: Final = 100
+_TIMEOUT_S: Final = 120.0
+_TELL: Final = """
+from radixlink_testing.simulator import plan_of, run
+for seed in (1, 3, 4):
+    result = run(plan_of(seed), tell=True)
+    print(result.tally, result.broken)
+    print(*result.story, sep="\\n")
+"""
+
+
+@pytest.mark.parametrize("first_seed", range(0, 4 * HISTORIES, HISTORIES))
+def test_every_rule_holds_in_the_histories_of_the_normal_run(first_seed: int) -> None:
+    report = campaign(first_seed, HISTORIES, processes=2)
+    assert report.broken == ()
+    assert report.histories == HISTORIES
+    # Half of them have faults, and what they are for has happened.
+    assert report.faulty == HISTORIES // 2
+    assert report.tally.steps >= 150 * HISTORIES
+    assert report.tally.requests >= 15 * HISTORIES
+    assert min(report.tally.hits, report.tally.loads) > HISTORIES
+    assert report.tally.divergences > HISTORIES // 10
+
+
+def test_nothing_is_written_off_where_nothing_goes_wrong() -> None:
+    for seed in range(0, 40, 2):
+        result = run(plan_of(seed))
+        assert (result.broken, result.tally.slots_written_off) == (None, 0)
+
+
+def test_a_history_is_as_long_as_it_must_be() -> None:
+    for seed in range(200):
+        plan = plan_of(seed)
+        assert plan.num_steps >= 150
+        assert plan.num_requests >= 20
+        assert 2 <= plan.shape.num_ranks <= 4
+        assert plan.faulty == (seed % 2 == 1)
+
+
+def test_one_rank_alone_exchanges_nothing() -> None:
+    for seed in range(8):
+        result = run(plan_of(seed, num_ranks=1))
+        assert result.broken is None
+        assert result.tally.frames == 0
+
+
+def with_divergences(seed: int, how: Divergence, every: int) -> Plan:
+    """A history in which a rank does something alone again and again."""
+    plan = plan_of(seed, faults=False)
+    ticks = [
+        attrs.evolve(tick, events=(*tick.events, Diverge(number, how)))
+        if number % every == every - 1
+        else tick
+        for number, tick in enumerate(plan.ticks)
+    ]
+    return attrs.evolve(plan, ticks=tuple(ticks))
+
+
+@pytest.mark.parametrize("how", Divergence, ids=lambda how: how.name)
+def test_a_rank_that_does_otherwise_is_heard_by_all_in_one_frame(how: Divergence) -> None:
+    divergences = 0
+    for seed in range(3):
+        result = run(with_divergences(seed, how, every=3))
+        assert result.broken is None
+        divergences += result.tally.divergences
+    # Seven kinds: more than 1,000 in all.
+    assert divergences >= 145
+
+
+def test_a_history_is_the_same_under_any_hash_seed() -> None:
+    stories = {tell(hash_seed) for hash_seed in ("0", "1", "4711")}
+    assert len(stories) == 1
+    assert len(stories.pop().splitlines()) > 500
+
+
+def tell(hash_seed: str) -> str:
+    """The stories of some histories, from a process of its own."""
+    done = subprocess.run(
+        [sys.executable, "-c", _TELL],
+        env={**os.environ, "PYTHONHASHSEED": hash_seed},
+        capture_output=True,
+        text=True,
+        timeout=_TIMEOUT_S,
+        check=True,
+    )
+    return done.stdout
+
+
+def test_a_failing_history_is_replayed_and_gets_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Transfers without a deadline: something waits for ever.
+    monkeypatch.setattr(Operation, "give_up", lambda _: None)
+    seed, broken = next(
+        (seed, broken) for seed in range(100) if (broken := run(plan_of(seed)).broken) is not None
+    )
+    plan = plan_of(seed)
+    again = run(plan, tell=True)
+    assert str(again.broken) == str(broken)
+    short = shrink(plan, broken.rule, max_runs=150)
+    assert len(short.ticks) < len(plan.ticks) // 2
+    assert sum(1 for _ in short.events()) < sum(1 for _ in plan.events()) // 2
+    story = explain(short, shorten=False)
+    assert f"rule {Rule.DEADLINES.value} " in story.splitlines()[-1]
+    assert len(story.splitlines()) < len(again.story)
+
+
+def test_the_command_says_what_it_did_and_replays_a_seed() -> None:
+    command = [sys.executable, "-m", "radixlink_testing.simulator"]
+    many = subprocess.run(
+        [*command, "--histories", "30", "--processes", "1"],
+        capture_output=True,
+        text=True,
+        timeout=_TIMEOUT_S,
+        check=True,
+    )
+    assert many.stdout.startswith("30 histories, 15 with faults")
+    assert "\n0 broken" in many.stdout
+    one = subprocess.run(
+        [*command, "--replay", "1"], capture_output=True, text=True, timeout=_TIMEOUT_S, check=True
+    )
+    assert one.stdout.startswith("seed 1: ")
+    assert "matches" in one.stdout

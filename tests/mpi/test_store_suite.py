@@ -1,0 +1,23 @@
+"""The store suites over 2 and 4 ranks. Its own environment of tox runs it: `conformance`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from tests.mpi.conftest import Mpirun
+
+SUITE = Path(__file__).parent / "programs" / "store_suite.py"
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_ranks_pass_the_suites(mpirun: Mpirun, monkeypatch: pytest.MonkeyPatch, ranks: int) -> None:
+    # Rank 0 does most of the work, and the others wait for it on the same cores.
+    monkeypatch.setenv("OMPI_MCA_mpi_yield_when_idle", "1")
+    job = mpirun(SUITE, ranks, timeout_s=180)
+    said = sorted(line for line in job.stdout.splitlines() if line.startswith("ok "))
+    assert said == [f"ok {rank}" for rank in range(ranks)], f"{job.stdout}\n{job.stderr}"
+    assert job.returncode == 0, job.stderr
