@@ -246,9 +246,9 @@ def mint_no_offload_that_is_refused(patch: Patch) -> None:
 def write_verdicts_twice(patch: Patch) -> None:
     original = Operation.note
 
-    def note(self: Operation, outcome: Outcome, *, quiesced: bool) -> bool:
+    def note(self: Operation, outcome: Outcome, *, quiesced: bool, why: str = "") -> bool:
         self.local_verdict = Verdict.PENDING
-        return original(self, outcome, quiesced=quiesced)
+        return original(self, outcome, quiesced=quiesced, why=why)
 
     patch.setattr(Operation, "note", note)
 
@@ -256,10 +256,10 @@ def write_verdicts_twice(patch: Patch) -> None:
 def say_quiesced_with_the_verdict(patch: Patch) -> None:
     original = Operation.note
 
-    def note(self: Operation, outcome: Outcome, *, quiesced: bool) -> bool:
-        return original(self, outcome, quiesced=quiesced or outcome is Outcome.FAILED)
+    def note(self: Operation, outcome: Outcome, *, quiesced: bool, why: str = "") -> bool:
+        return original(self, outcome, quiesced=quiesced or outcome is Outcome.FAILED, why=why)
 
-    def give_up(self: Operation) -> None:
+    def give_up(self: Operation, why: str = "") -> None:
         if self.local_verdict is Verdict.PENDING:
             self.note(Outcome.FAILED, quiesced=True)
 
@@ -304,8 +304,10 @@ class OwnFrame(bytearray):
 def compare_with_the_least_digest(patch: Patch) -> None:
     """Of one bit, AND is MIN: who has the least notices nothing."""
 
-    def write(agenda: Agenda, digest: int, now: float, settings: LinkerSettings) -> bytearray:
-        frame = OwnFrame(write_frame(agenda, digest & 1, now, settings))
+    def write(
+        agenda: Agenda, digest: int, now: float, settings: LinkerSettings, *, rank: int
+    ) -> bytearray:
+        frame = OwnFrame(write_frame(agenda, digest & 1, now, settings, rank=rank))
         frame.digest = digest & 1
         return frame
 
@@ -380,7 +382,8 @@ def name_requests_in_the_order_of_a_set(patch: Patch) -> None:
 def ask_the_store_within_match(patch: Patch) -> None:
     def ask(self: Wrapper, key: RadixKey, request_id: RequestId, device: MatchResult) -> None:
         deadline = self._clock.now() + self._settings.lookup_timeout_s
-        self._probe(self._requests.ask(key, request_id, device, deadline))
+        lookup = self._requests.ask(key, request_id, device, deadline)
+        lookup.probe(self.linker, self._transfers)
 
     patch.setattr(Wrapper, "_ask", ask)
 
@@ -409,7 +412,7 @@ def wait_for_lookups_for_ever(patch: Patch) -> None:
 
 
 def wait_for_transfers_for_ever(patch: Patch) -> None:
-    patch.setattr(Operation, "give_up", lambda _: None)
+    patch.setattr(Operation, "give_up", lambda *_: None)
 
 
 def go_on_after_a_failure(patch: Patch) -> None:

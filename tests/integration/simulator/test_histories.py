@@ -105,7 +105,7 @@ def tell(hash_seed: str) -> str:
 
 def test_a_failing_history_is_replayed_and_gets_short(monkeypatch: pytest.MonkeyPatch) -> None:
     # Transfers without a deadline: something waits for ever.
-    monkeypatch.setattr(Operation, "give_up", lambda _: None)
+    monkeypatch.setattr(Operation, "give_up", lambda *_: None)
     seed, broken = next(
         (seed, broken) for seed in range(100) if (broken := run(plan_of(seed)).broken) is not None
     )
