@@ -291,3 +291,40 @@ def test_the_digest_rolls_over_everything_before_it() -> None:
     }
     assert len(seen) == 10
     assert all(0 <= value <= ALL_ONES for value in seen)
+
+
+@given(st.lists(st.lists(st.booleans(), min_size=3, max_size=3), min_size=1, max_size=140))
+def test_overdue_operations_name_the_ranks_that_have_not_let_go(quiesced: list[list[bool]]) -> None:
+    """By rank and operation."""
+    asked, answered = lookup(1, 3), lookup(2, 70)
+    frames = []
+    agenda = Agenda(operations=(), asking=(), masks=())
+    for rank, of_rank in enumerate(quiesced):
+        operations = [operation(op) for op in range(1, 5)]
+        for one, done in zip(operations, (*of_rank, True), strict=True):
+            one.note(Outcome.FAILED, quiesced=done)
+        for one in operations[:3]:
+            one.decide(Verdict.FAILED, step=7)
+        answered.answer = PageBits.all(70)
+        answered.settle(0.0)
+        answered.agreed_ready = True
+        agenda = Agenda.of(
+            operations,
+            [asked, answered],
+            LinkerSettings(write_off_steps=5),
+            step=12,
+            num_ranks=len(quiesced),
+        )
+        frames.append(write_frame(agenda, DIGEST, 0.0, LinkerSettings(), rank=rank))
+    agreed = read_frame(anded(frames), agenda, LinkerSettings())
+    assert agreed.busy == tuple(
+        tuple(rank for rank, of_rank in enumerate(quiesced) if not of_rank[place])
+        for place in range(3)
+    )
+    # It moves what follows, and nothing else.
+    assert agreed.quiesced == (
+        *[all(of_rank[place] for of_rank in quiesced) for place in range(3)],
+        True,
+    )
+    (words,) = agreed.masks
+    assert int.from_bytes(words, "little") & ((1 << 70) - 1) == (1 << 70) - 1

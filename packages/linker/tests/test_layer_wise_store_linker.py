@@ -27,6 +27,7 @@ from radixlink_contracts import (
     PageKeys,
     PoolName,
     PoolTransfer,
+    RequestId,
     Staging,
 )
 from radixlink_contracts.errors import StorageError, TransferTimeoutError
@@ -562,6 +563,28 @@ def test_a_batch_does_not_wait_for_the_end_of_a_long_transfer(long: str) -> None
             assert world.right(layer, range(5, 7), at=8)
     finally:
         world.end()
+
+
+# -- what a lookup tells ---------------------------------------------------------------------------
+
+
+def test_a_lookup_tells_which_pages_a_pool_has_all_objects_of(world: World) -> None:
+    world.put(0, 5)
+    world.stores[0][1].lost.add(PAGES[1])
+    world.stores[-1][1].lost.add(PAGES[3])
+    transfer = PoolTransfer(name=PoolName.KV, keys=page_keys(range(5)))
+    result = world.linker.lookup(RequestId("a"), [transfer])
+    assert result.restorable_prefix_pages == PageBits.of([0], 5)
+    assert result.found == {PoolName.KV: PageBits.of([0, 2, 4], 5)}
+
+
+def test_a_failure_says_why_in_its_completion(world: World) -> None:
+    world.put(0, 1)
+    ticket = world.load(0, 2, at=0)
+    assert world.linker.finish_layer_wise_loading(world.start())
+    (completion,) = world.loads()
+    assert completion == failed(ticket)[0]
+    assert "1 of 2 pages are gone" in completion.why
 
 
 # -- what is given up ------------------------------------------------------------------------------

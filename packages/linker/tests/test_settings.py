@@ -22,6 +22,8 @@ from radixlink_linker import LinkerSettings, StoreLinkerSettings
         ("miss_steps", -1),
         ("heartbeat_steps", 0),
         ("write_off_steps", 0),
+        ("written_off_percent", -1),
+        ("written_off_percent", 101),
         ("backup_threshold", 0),
         ("step_timeout_s", 0.0),
         ("step_timeout_s", float("nan")),

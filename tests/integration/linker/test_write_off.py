@@ -17,7 +17,7 @@ from radixlink_contracts import (
     RequestId,
     StepReport,
 )
-from radixlink_contracts.errors import AgreementError, InvalidTransitionError
+from radixlink_contracts.errors import ContractError, InvalidTransitionError
 from radixlink_linker import LinkerSettings
 
 if TYPE_CHECKING:
@@ -77,8 +77,8 @@ def test_the_ranks_that_did_not_let_go_are_named_on_all(
     assert replica.step().failed == ("a",)
     assert not replica.alike(lambda rank: rank.cache.holders().written_off)
     assert wait_for_it(replica) == StepReport()
-    # One collective to agree, and one to learn who it was.
-    expected = [] if num_ranks == 1 else ["all_and", "all_gather"]
+    # The frame names them: nothing more is asked.
+    expected = [] if num_ranks == 1 else ["all_and"]
     assert replica.alike(lambda rank: rank.calls) == expected
     slots = {PoolName.KV: 8}
     if model.window:
@@ -103,7 +103,7 @@ def test_the_ranks_that_did_not_let_go_are_named_on_all(
     assert not replica.alike(lambda rank: rank.cache.holders().written_off)
 
 
-def test_many_at_once_are_asked_about_once(make_replica: MakeReplica) -> None:
+def test_many_at_once_are_named_by_one_frame(make_replica: MakeReplica) -> None:
     replica = make_replica(
         2, by_hand=True, num_pages=64, settings=settings(100, staged_percent=100)
     )
@@ -117,7 +117,7 @@ def test_many_at_once_are_asked_about_once(make_replica: MakeReplica) -> None:
     fail(replica, operations[3], 0, 1)
     assert replica.step().failed == ("0", "1", "2", "3")
     wait_for_it(replica)
-    assert replica.alike(lambda rank: rank.calls) == ["all_and", "all_gather"]
+    assert replica.alike(lambda rank: rank.calls) == ["all_and"]
     lost = replica.alike(
         lambda rank: [(one.operation.op, one.ranks) for one in rank.cache.holders().written_off]
     )
@@ -283,28 +283,42 @@ def test_a_request_that_goes_after_the_cap_is_nobodys_concern(make_replica: Make
     replica.reset()
 
 
-def test_a_rank_that_does_not_come_to_say_who_it_was_is_an_error_on_the_others(
+def test_what_a_small_frame_cannot_name_is_named_by_the_next(make_replica: MakeReplica) -> None:
+    """A frame with a single word behind what every frame has names one operation, and no lookup."""
+    small = settings(100, staged_percent=100, frame_words=7, max_lookups=64)
+    replica = make_replica(2, by_hand=True, num_pages=64, settings=small)
+    for tokens in SEQUENCES[:3]:
+        replica.store(tokens)
+    operations = [
+        replica.queue(str(n), tokens).operation_id for n, tokens in enumerate(SEQUENCES[:2])
+    ]
+    replica.start()
+    for operation in operations:
+        fail(replica, operation, 1)
+    assert replica.step().failed == ("0", "1")
+    for _ in range(4):
+        assert replica.step() == StepReport()
+    replica.match("asks", SEQUENCES[2])
+    written_off = []
+    for _ in range(3):
+        replica.step()
+        written_off.append(len(replica.ranks[0].cache.holders().written_off))
+    assert written_off == [1, 2, 2]
+    lost = replica.alike(lambda rank: [one.ranks for one in rank.cache.holders().written_off])
+    assert lost == [(1,), (1,)]
+    assert replica.match("asks", SEQUENCES[2]).external is ExternalMatch.HIT
+    replica.reset()
+
+
+def test_a_frame_without_a_bit_for_each_rank_is_refused(
     make_replica: MakeReplica, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    replica = make_replica(
-        2, by_hand=True, settings=LinkerSettings(write_off_steps=5, step_timeout_s=0.3)
-    )
-    replica.store(TOKENS)
-    operation = replica.queue("a", TOKENS).operation_id
-    replica.start()
-    fail(replica, operation, 1)
-    replica.step()
-    for _ in range(4):
-        replica.step()
-
-    def gone(value: bytes, timeout_s: float) -> tuple[bytes, ...]:
-        raise AgreementError("gone", by_rank={1: "gone"}, rank=1)
-
-    monkeypatch.setattr(replica.ranks[1].group, "all_gather", gone)
-    for outcome in replica.outcomes(lambda rank: rank.cache.step()):
-        assert isinstance(outcome, AgreementError)
-    for outcome in replica.outcomes(lambda rank: rank.cache.step()):
-        assert isinstance(outcome, AgreementError)
-    monkeypatch.undo()
-    replica.reset()
-    assert in_use(replica) == 0
+    small = settings(100, frame_words=7, max_lookups=64)
+    replica = make_replica(attach=False, settings=small)
+    (rank,) = replica.ranks
+    with monkeypatch.context() as patched:
+        patched.setattr(type(rank.group), "size", 129)
+        patched.setattr(rank.group, "all_gather", lambda value, timeout_s: (value,) * 129)
+        with pytest.raises(ContractError, match="at least 9 for 129 ranks, got 7"):
+            rank.cache.init_cache_linker(rank.linker)
+    replica.attach()

@@ -300,8 +300,10 @@ class OwnFrame(bytearray):
 def compare_with_the_least_digest(patch: Patch) -> None:
     """Of one bit, AND is MIN: who has the least notices nothing."""
 
-    def write(agenda: Agenda, digest: int, now: float, settings: LinkerSettings) -> bytearray:
-        frame = OwnFrame(write_frame(agenda, digest & 1, now, settings))
+    def write(
+        agenda: Agenda, digest: int, now: float, settings: LinkerSettings, *, rank: int
+    ) -> bytearray:
+        frame = OwnFrame(write_frame(agenda, digest & 1, now, settings, rank=rank))
         frame.digest = digest & 1
         return frame
 
@@ -376,7 +378,8 @@ def name_requests_in_the_order_of_a_set(patch: Patch) -> None:
 def ask_the_store_within_match(patch: Patch) -> None:
     def ask(self: Wrapper, key: RadixKey, request_id: RequestId, device: MatchResult) -> None:
         deadline = self._clock.now() + self._settings.lookup_timeout_s
-        self._probe(self._requests.ask(key, request_id, device, deadline))
+        lookup = self._requests.ask(key, request_id, device, deadline)
+        lookup.probe(self.linker, self._transfers)
 
     patch.setattr(Wrapper, "_ask", ask)
 

@@ -7,6 +7,8 @@ A frame is a fixed number of 64-bit words, combined by bitwise AND over all rank
     words 2, 3          verdicts of operations, high and low bit: bit i is operation i of the list
     word 4              quiesced: bit i is operation i
     words 5..           ready: bit i is lookup i of the list
+    then                for each overdue operation a bit for each rank: unset where that rank
+                        has not let go of it
     the rest            masks of lookups that were agreed ready before, word by word
 
 Rules of the file:
@@ -28,6 +30,7 @@ from typing import TYPE_CHECKING, Final
 
 import attrs
 
+from radixlink_contracts.errors import ContractError
 from radixlink_linker._operation import Verdict
 from radixlink_linker._settings import WORD_BITS
 
@@ -64,18 +67,47 @@ class Agenda:
         asking: Lookups that are not agreed ready, oldest first.
         masks: Lookups that are agreed ready, oldest first, with the number of words that this frame
             carries of each.
+        overdue: Those of the operations that are written off unless every rank lets go of them by
+            now, oldest first. Which ranks do not is told by a bit of each: the AND of all frames
+            names them, and costs no collective.
+        rank_words: Words that hold a bit for each rank.
     """
 
     operations: Sequence[Operation]
     asking: Sequence[Lookup]
     masks: Sequence[tuple[Lookup, int]]
+    overdue: Sequence[Operation] = ()
+    rank_words: int = 1
 
     @classmethod
     def of(
-        cls, operations: Sequence[Operation], lookups: Sequence[Lookup], settings: LinkerSettings
+        cls,
+        operations: Sequence[Operation],
+        lookups: Sequence[Lookup],
+        settings: LinkerSettings,
+        *,
+        step: int = 0,
+        num_ranks: int = 1,
     ) -> Agenda:
-        """The oldest of everything that is outstanding, as much as fits."""
-        room = settings.frame_words - _mask_start(settings)
+        """The oldest of everything that is outstanding, as much as fits.
+
+        Args:
+            operations: All.
+            lookups: All that are not answered.
+            settings: The frame's size.
+            step: This one: what was decided too long before it is overdue.
+            num_ranks: How many ranks there are.
+        """
+        operations = operations[: settings.max_operations]
+        room = _words_left(settings)
+        rank_words = _words_of_ranks(num_ranks)
+        decided_by = step - settings.write_off_steps
+        overdue = [
+            operation
+            for operation in operations
+            if operation.decided_step <= decided_by and operation.verdict is not Verdict.PENDING
+        ][: room // rank_words]
+        room -= len(overdue) * rank_words
         masks: list[tuple[Lookup, int]] = []
         asking: list[Lookup] = []
         for lookup in lookups:
@@ -86,7 +118,13 @@ class Agenda:
                 words = min(room, lookup.words_left)
                 masks.append((lookup, words))
                 room -= words
-        return cls(operations=operations[: settings.max_operations], asking=asking, masks=masks)
+        return cls(
+            operations=operations,
+            asking=asking,
+            masks=masks,
+            overdue=overdue,
+            rank_words=rank_words,
+        )
 
 
 @attrs.frozen(kw_only=True)
@@ -98,12 +136,29 @@ class AgreedFrame:
         quiesced: For each operation of the agenda: no rank touches its slots any more.
         ready: For each asking lookup of the agenda: every rank is ready.
         masks: For each mask of the agenda: its words.
+        busy: For each overdue operation of the agenda: the ranks that have not let go, ascending.
     """
 
     verdicts: tuple[Verdict, ...]
     quiesced: tuple[bool, ...]
     ready: tuple[bool, ...]
     masks: tuple[bytes, ...]
+    busy: tuple[tuple[int, ...], ...] = ()
+
+
+def check_room(settings: LinkerSettings, num_ranks: int) -> None:
+    """Return when a frame has room for a bit of each rank, beside what every frame has.
+
+    Raises:
+        ContractError: It has not.
+    """
+    needed, left = _words_of_ranks(num_ranks), _words_left(settings)
+    if left < needed:
+        msg = (
+            f"attach: expected frame_words of at least {settings.frame_words + needed - left} "
+            f"for {num_ranks} ranks, got {settings.frame_words}"
+        )
+        raise ContractError(msg)
 
 
 def replicated_digest(previous: int, kind: FrameKind, facts: Sequence[int]) -> int:
@@ -118,7 +173,9 @@ def replicated_digest(previous: int, kind: FrameKind, facts: Sequence[int]) -> i
     return int.from_bytes(blake2b(packed, digest_size=_WORD_BYTES).digest(), "little")
 
 
-def write_frame(agenda: Agenda, digest: int, now: float, settings: LinkerSettings) -> bytearray:
+def write_frame(
+    agenda: Agenda, digest: int, now: float, settings: LinkerSettings, *, rank: int = 0
+) -> bytearray:
     """This rank's words.
 
     Args:
@@ -126,6 +183,7 @@ def write_frame(agenda: Agenda, digest: int, now: float, settings: LinkerSetting
         digest: Of what is replicated.
         now: This rank's clock: read once, for every lookup of the frame.
         settings: The frame's size.
+        rank: This rank.
     """
     high = low = quiesced = _ALL_ONES
     for place, operation in enumerate(agenda.operations):
@@ -144,6 +202,11 @@ def write_frame(agenda: Agenda, digest: int, now: float, settings: LinkerSetting
             ready ^= 1 << place
     frame = bytearray(_HEAD.pack(digest, digest ^ _ALL_ONES, high, low, quiesced))
     frame += ready.to_bytes(ready_words * _WORD_BYTES, "little")
+    for operation in agenda.overdue:
+        let_go = (1 << (agenda.rank_words * WORD_BITS)) - 1
+        if not operation.local_quiesced:
+            let_go ^= 1 << rank
+        frame += let_go.to_bytes(agenda.rank_words * _WORD_BYTES, "little")
     for lookup, count in agenda.masks:
         frame += lookup.words(count)
     frame += b"\xff" * (settings.frame_words * _WORD_BYTES - len(frame))
@@ -164,6 +227,12 @@ def read_frame(frame: bytearray, agenda: Agenda, settings: LinkerSettings) -> Ag
     ready_bytes = _ready_words(settings) * _WORD_BYTES
     ready = int.from_bytes(frame[at : at + ready_bytes], "little")
     at += ready_bytes
+    busy: list[tuple[int, ...]] = []
+    for _ in agenda.overdue:
+        let_go = int.from_bytes(frame[at : at + agenda.rank_words * _WORD_BYTES], "little")
+        ranks = range(agenda.rank_words * WORD_BITS)
+        busy.append(tuple([rank for rank in ranks if not let_go >> rank & 1]))
+        at += agenda.rank_words * _WORD_BYTES
     masks: list[bytes] = []
     for _, count in agenda.masks:
         masks.append(bytes(frame[at : at + count * _WORD_BYTES]))
@@ -173,6 +242,7 @@ def read_frame(frame: bytearray, agenda: Agenda, settings: LinkerSettings) -> Ag
         quiesced=tuple([bool(quiesced >> i & 1) for i in places]),
         ready=tuple([bool(ready >> i & 1) for i in range(len(agenda.asking))]),
         masks=tuple(masks),
+        busy=tuple(busy),
     )
 
 
@@ -181,6 +251,11 @@ def _ready_words(settings: LinkerSettings) -> int:
     return -(-settings.max_lookups // WORD_BITS)
 
 
-def _mask_start(settings: LinkerSettings) -> int:
-    """The first word of the masks."""
-    return _FIRST_READY_WORD + _ready_words(settings)
+def _words_of_ranks(num_ranks: int) -> int:
+    """Words that hold a bit for each rank."""
+    return -(-num_ranks // WORD_BITS)
+
+
+def _words_left(settings: LinkerSettings) -> int:
+    """Words of a frame for overdue operations and masks."""
+    return settings.frame_words - _FIRST_READY_WORD - _ready_words(settings)

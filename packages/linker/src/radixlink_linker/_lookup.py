@@ -16,7 +16,15 @@ from radixlink_linker._settings import WORD_BITS
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from radixlink_contracts import PageKeySource, PoolName, PoolTransfer, RadixKey, RequestId
+    from radixlink_contracts import (
+        PageKeySource,
+        PoolName,
+        PoolTransfer,
+        RadixKey,
+        RequestId,
+        UnifiedCacheLinker,
+    )
+    from radixlink_linker._component_transfers import ComponentTransfers
 
 
 class Lookup:
@@ -74,6 +82,24 @@ class Lookup:
     def words_left(self) -> int:
         """Words of the mask that no frame has carried."""
         return self.num_words - self._words_done
+
+    def probe(self, linker: UnifiedCacheLinker, components: ComponentTransfers) -> None:
+        """Hash the tail and ask this rank's store. Whatever goes wrong is a miss. Thread: any, once."""
+        try:
+            transfers = components.lookup(self.keys)
+            if transfers is None:
+                self.fail("a component takes no part")
+                return
+            result = linker.lookup(self.request_id, transfers)
+        except Exception as error:  # noqa: BLE001 -- whatever a backend raises is this rank's miss
+            self.fail(repr(error))
+            return
+        answer = result.restorable_prefix_pages
+        if {len(answer), *map(len, result.found.values())} != {self.num_pages}:
+            self.fail(f"expected an answer for {self.num_pages} pages, got {len(answer)}")
+            return
+        self.asked, self.found = tuple(transfers), result.found
+        self.answer = answer
 
     def fail(self, error: str) -> None:
         """This rank could not ask: a miss. Thread: any, once."""

@@ -100,7 +100,7 @@ class FrameExchange:
         self.check()
         self._number += 1
         self._digest = replicated_digest(self._digest, kind, (self._epoch, self._number, *facts))
-        frame = write_frame(agenda, self._digest, now, self._settings)
+        frame = write_frame(agenda, self._digest, now, self._settings, rank=self.group.rank)
         if not self.alone:
             try:
                 self.group.all_and(frame, self._settings.step_timeout_s)
@@ -111,29 +111,6 @@ class FrameExchange:
                 self._failure = self._divergence(facts)
                 raise _copy(self._failure)
         return read_frame(frame, agenda, self._settings)
-
-    def gather(self, number: int) -> tuple[int, ...]:
-        """A small number of each rank, for what went wrong.
-
-        Args:
-            number: This rank's, 0 or more.
-
-        Returns:
-            By rank.
-
-        Raises:
-            AgreementError: A rank did not come in time; every later exchange fails at once.
-
-        Cost: one collective; none in a group of one.
-        """
-        if self.alone:
-            return (number,)
-        try:
-            told = self.group.all_gather(b"%d" % number, self._settings.step_timeout_s)
-        except AgreementError as error:
-            self._failure = _copy(error)
-            raise
-        return tuple(int(value) for value in told)
 
     def _divergence(self, facts: Sequence[int]) -> AgreementError:
         """The error that every rank raises for the same frame, with what each of them believed."""

@@ -15,6 +15,8 @@ Rules of the file:
    operation.
 5. A miss is a value: everything that cannot be restored is computed, and nothing of the attempt
    stays.
+
+It is long because each call changes the same three lists, and in one order.
 """
 
 from __future__ import annotations
@@ -45,7 +47,7 @@ from radixlink_linker._commit import commit_load
 from radixlink_linker._component_transfers import ComponentTransfers
 from radixlink_linker._counters import LinkerCounters
 from radixlink_linker._explain import explanation_of, locks_of, status_of
-from radixlink_linker._frame import Agenda, FrameKind
+from radixlink_linker._frame import Agenda, FrameKind, check_room
 from radixlink_linker._operation import LoadOperation, OffloadOperation, Verdict
 from radixlink_linker._report import ReportBuilder
 from radixlink_linker._requests import FailedLoad, RequestTable
@@ -124,7 +126,8 @@ class UnifiedCacheLinkerWrapper:
         Raises:
             AgreementError: Ranks attach with different settings or pools. Nothing is attached then,
                 nor after any of the others.
-            ContractError: The linker lacks the pool of a component, or has one that the tree lacks.
+            ContractError: The linker lacks the pool of a component, or has one that the tree lacks;
+                or a frame has no room for a bit of each rank.
             InvalidTransitionError: The tree has a linker already.
         """
         self.linker = linker
@@ -164,6 +167,7 @@ class UnifiedCacheLinkerWrapper:
             f"components={[kind.name for kind in kinds]} pools={sorted(linker.pools)} "
             f"layer_wise={self._offers_layer_wise}"
         )
+        check_room(settings, frames.group.size)
         needed = {_POOL_OF[kind] for kind in kinds}
         if needed != linker.pools.intersection(_POOL_OF.values()):
             # A window that no tree keeps track of would be restored by nobody, or wrongly.
@@ -244,27 +248,9 @@ class UnifiedCacheLinkerWrapper:
         lookup = self._requests.ask(key, request_id, device, deadline)
         self.counters.lookups += 1
         try:
-            self._executor.submit(lambda: self._probe(lookup))
+            self._executor.submit(lambda: lookup.probe(self.linker, self._transfers))
         except Exception as error:  # noqa: BLE001 -- an executor that refuses is this rank's miss
             lookup.fail(repr(error))
-
-    def _probe(self, lookup: Lookup) -> None:
-        """Hash the tail and ask this rank's store. Thread: an executor's."""
-        try:
-            transfers = self._transfers.lookup(lookup.keys)
-            if transfers is None:
-                lookup.fail("a component takes no part")
-                return
-            result = self.linker.lookup(lookup.request_id, transfers)
-        except Exception as error:  # noqa: BLE001 -- whatever a backend raises is this rank's miss
-            lookup.fail(repr(error))
-            return
-        answer, asked = result.restorable_prefix_pages, lookup.num_pages
-        if {len(answer), *map(len, result.found.values())} != {asked}:
-            lookup.fail(f"expected an answer for {asked} pages, got {len(answer)}")
-            return
-        lookup.asked, lookup.found = tuple(transfers), result.found
-        lookup.answer = answer
 
     def _hit_end(self, lookup: Lookup) -> int:
         """Token behind the longest agreed prefix."""
@@ -489,7 +475,13 @@ class UnifiedCacheLinkerWrapper:
             return NOTHING_HAPPENED
         now = self._clock.now()
         self._read_local_facts(now)
-        agenda = Agenda.of(list(self._operations.values()), self._requests.lookups, self._settings)
+        agenda = Agenda.of(
+            list(self._operations.values()),
+            self._requests.lookups,
+            self._settings,
+            step=self._step,
+            num_ranks=self._frames.group.size,
+        )
         report = ReportBuilder()
         agreed = self._exchange(FrameKind.STEP, agenda, now, report)
         if not self._given_up:
@@ -550,19 +542,15 @@ class UnifiedCacheLinkerWrapper:
         """Send one frame and carry out what it says of operations."""
         agreed = self._frames.exchange(kind, agenda, self._facts(), now)
         self.counters.frames += 1
-        overdue: list[Operation] = []
         for operation, verdict, quiesced in zip(
             agenda.operations, agreed.verdicts, agreed.quiesced, strict=True
         ):
-            self._decide(operation, verdict, report)
-            if operation.verdict is Verdict.PENDING:
-                continue
-            if quiesced:
-                self._retire(operation, report)
-            elif self._step - operation.decided_step >= self._settings.write_off_steps:
-                overdue.append(operation)
-        if overdue:
-            self._write_off(overdue, report)
+            self._follow(operation, verdict, quiesced=quiesced, report=report)
+        for operation, ranks in zip(agenda.overdue, agreed.busy, strict=True):
+            if ranks:
+                self._write_off(operation, ranks, report)
+        if self._written_off.too_many and not self._given_up:
+            self._give_up(report)
         return agreed
 
     def _count_error(self, error: Exception) -> None:
@@ -608,6 +596,17 @@ class UnifiedCacheLinkerWrapper:
         ]
         facts += [lookup.num_pages for lookup in self._requests.lookups]
         return facts
+
+    def _follow(
+        self, operation: Operation, verdict: Verdict, *, quiesced: bool, report: ReportBuilder
+    ) -> None:
+        """Carry out what a frame said of one operation."""
+        self._decide(operation, verdict, report)
+        if quiesced and operation.verdict is not Verdict.PENDING:
+            self._retire(operation)
+            if isinstance(operation, LoadOperation):
+                # Who came after the verdict waits for the room.
+                self._tell_waiters(operation, report)
 
     def _decide(self, operation: Operation, verdict: Verdict, report: ReportBuilder) -> None:
         """Carry out what a frame said of how an operation ended."""
@@ -670,14 +669,11 @@ class UnifiedCacheLinkerWrapper:
             self.counters.offloads_failed += 1
             report.num_offloads_failed += 1
 
-    def _retire(self, operation: Operation, report: ReportBuilder) -> None:
+    def _retire(self, operation: Operation) -> None:
         """No rank touches the slots any more: the operation is over."""
         del self._operations[operation.op]
-        if isinstance(operation, LoadOperation):
-            if operation.mode is LoadMode.STAGED:
-                self._room.give_back(operation.end - operation.start)
-            # Who came after the verdict waits for the room.
-            self._tell_waiters(operation, report)
+        if isinstance(operation, LoadOperation) and operation.mode is LoadMode.STAGED:
+            self._room.give_back(operation.end - operation.start)
         self._give_back(operation)
 
     def _give_back(self, operation: Operation) -> None:
@@ -690,27 +686,22 @@ class UnifiedCacheLinkerWrapper:
                 self._transfers.abort(operation.transfers, None, operation.end)
         self._tree.dec_lock_ref(operation.receipt.to_dec_params())
 
-    def _write_off(self, operations: Sequence[Operation], report: ReportBuilder) -> None:
-        """Some rank never let go: nobody gets these slots before `reset`.
+    def _write_off(
+        self, operation: Operation, ranks: tuple[int, ...], report: ReportBuilder
+    ) -> None:
+        """Some ranks never let go: nobody gets these slots before `reset`.
 
-        The locks stay for the same reason, and so does the room that staged loads take. Which ranks
-        it were is asked of all of them: one more collective, of the steps in which this happens.
+        The lock stays for the same reason, and so does the room that a staged load takes.
         """
-        busy = sum(
-            1 << place for place, operation in enumerate(operations) if not operation.local_quiesced
+        del self._operations[operation.op]
+        self._written_off.add(operation, ranks)
+        self.counters.slots_written_off += operation.num_slots
+        self.counters.last_error = (
+            f"operation {operation.op}: {operation.num_slots} slots written off, "
+            f"not let go of by ranks {list(ranks)}"
         )
-        self._written_off.add(operations, self._frames.gather(busy))
-        for operation in operations:
-            del self._operations[operation.op]
-            self.counters.slots_written_off += operation.num_slots
-            self.counters.last_error = (
-                f"operation {operation.op}: {operation.num_slots} slots written off, "
-                f"not let go of by ranks {list(self._written_off.ranks_of(operation))}"
-            )
-            if isinstance(operation, LoadOperation):
-                self._tell_waiters(operation, report)
-        if self._written_off.too_many and not self._given_up:
-            self._give_up(report)
+        if isinstance(operation, LoadOperation):
+            self._tell_waiters(operation, report)
 
     def _give_up(self, report: ReportBuilder) -> None:
         """Go on without a store: fail what is pending, and only wait for its end."""

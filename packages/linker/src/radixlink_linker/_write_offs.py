@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping
 
     from radixlink_contracts import PoolName
     from radixlink_linker._operation import Operation
@@ -35,17 +35,9 @@ class WriteOffs:
         """How many operations."""
         return len(self._ranks)
 
-    def add(self, operations: Sequence[Operation], busy: Sequence[int]) -> None:
-        """Write some off.
-
-        Args:
-            operations: These.
-            busy: By rank: a mask of those of them that it did not let go of.
-        """
-        for place, operation in enumerate(operations):
-            self._ranks[operation] = tuple(
-                rank for rank, mask in enumerate(busy) if mask >> place & 1
-            )
+    def add(self, operation: Operation, ranks: tuple[int, ...]) -> None:
+        """Write one off that these ranks did not let go of."""
+        self._ranks[operation] = ranks
 
     def ranks_of(self, operation: Operation) -> tuple[int, ...]:
         """Who did not let go of an operation, ascending."""

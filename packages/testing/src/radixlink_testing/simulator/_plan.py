@@ -230,6 +230,7 @@ def settings_of(rng: random.Random) -> LinkerSettings:
         miss_steps=rng.choice((2, 8, 20)),
         heartbeat_steps=rng.choice((5, 16, 64)),
         write_off_steps=rng.choice((30, 60)),
+        written_off_percent=100,
         backup_threshold=rng.choice((1, 1, 1, 2)),
         step_timeout_s=20.0,
         lookup_timeout_s=2.0,
