@@ -26,7 +26,6 @@ from radixlink_linker._frame import AgreedFrame, read_frame, replicated_digest, 
 from radixlink_linker._lookup import Lookup
 from radixlink_linker._operation import LoadOperation, Operation, Verdict
 from radixlink_linker._ranks import FrameExchange
-from radixlink_linker._report import ReportBuilder
 from radixlink_linker._requests import RequestTable
 from radixlink_testing.simulator import Plan, Rule, plan_of, run, scenarios
 from radixlink_tree import UnifiedTreeCore, hash_pages
@@ -46,6 +45,7 @@ if TYPE_CHECKING:
         TreeNodeView,
     )
     from radixlink_linker._frame import Agenda, FrameKind
+    from radixlink_linker._report import ReportBuilder
     from radixlink_linker._requests import Request
     from radixlink_linker._settings import LinkerSettings
 
@@ -164,7 +164,7 @@ def cancel_what_the_thread_has_not_taken(patch: Patch) -> None:
         for job in list(jobs):
             if operation is not None and job.ticket.op == operation.op and job.keys is None:
                 jobs.remove(job)
-                self._retire(operation, ReportBuilder())
+                self._retire(operation)
 
     patch.setattr(Wrapper, "release_request", release_request)
 
