@@ -38,8 +38,13 @@ PAGE_SIZES: Final = (1, 16, 64)
 #: The most children a node of the curve's trees has: f + f**2 + f**3 nodes, all three deep.
 FAN_OUTS: Final = (10, 21, 46, 100)
 CURVE_PAGE: Final = 16
-OURS: Final = "tree_adapter:full"
-BESIDE: Final = ("floor", "unified_rust_full")
+OURS: Final = ("tree_adapter:full", "tree_adapter:full_swa", "tree_adapter:full_mamba")
+BESIDE: Final = (
+    "floor",
+    "unified_rust_full",
+    "unified_rust_full_swa",
+    "unified_rust_full_mamba",
+)
 
 #: A row's name, and its figure.
 Figures: TypeAlias = dict[str, float]
@@ -279,7 +284,7 @@ def main() -> None:
         print(json.dumps(child(options.child, options.page_size, quick=options.quick)))
         return
     beside = {"SGL_DIR", "TREES_BENCH"} <= set(os.environ)
-    names = [OURS, *(BESIDE if beside else ())]
+    names = [*OURS, *(BESIDE if beside else ())]
     kept: dict[str, dict[str, dict[str, Figures]]] = {}
     for page_size in PAGE_SIZES:
         columns = {
