@@ -553,6 +553,27 @@ def test_a_copy_that_does_not_end_is_named_and_reset_can_be_repeated() -> None:
         world.end()
 
 
+def test_a_close_that_a_copy_held_up_can_be_repeated() -> None:
+    world = World(quiesce_timeout_s=0.01)
+    try:
+        world.put(0, 4)
+        world.copier.gate.clear()
+        world.load(0, 4)
+        assert world.copier.waiting.wait(10)
+        thread = world.linker._thread
+        assert thread is not None
+        for _ in range(2):
+            with pytest.raises(TransferTimeoutError):
+                world.linker.close()
+        world.copier.gate.set()
+        world.idle()
+        world.linker.close()
+        assert not thread.is_alive()
+        assert world.copier.copies == 1
+    finally:
+        world.end()
+
+
 def test_close_is_idempotent_and_takes_nothing_more(world: World) -> None:
     world.put(0, 4)
     world.load(0, 2)

@@ -329,14 +329,11 @@ class StoreLinker(UnifiedCacheLinker):
         A store that hangs in a call is left behind with the thread: it has no slots any more.
         """
         with self._changed:
-            closed_before = self._closed
             self._closed = True
-        if closed_before:
-            return
         self.reset()
         with self._changed:
             self._changed.notify_all()
-            thread = self._thread
+            thread, self._thread = self._thread, None
         if thread is not None:
             thread.join(self._settings.close_timeout_s)
         self._mover.release()
