@@ -333,7 +333,7 @@ class StoreLinker(UnifiedCacheLinker):
         self.reset()
         with self._changed:
             self._changed.notify_all()
-            thread, self._thread = self._thread, None
+            thread = self._thread
         if thread is not None:
             thread.join(self._settings.close_timeout_s)
         self._mover.release()
