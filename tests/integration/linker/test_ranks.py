@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 TOKENS = range(1, 9)
 """Four pages."""
 
-HASTY = LinkerSettings(step_timeout_s=0.3)
+HASTY = LinkerSettings(step_timeout_s=1.0)
 several = pytest.mark.parametrize("num_ranks", [2, 4])
 
 
