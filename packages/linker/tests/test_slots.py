@@ -290,6 +290,19 @@ def test_retired_slots_wait_for_the_batches_launched_before() -> None:
     assert (world.in_use, world.slots.num_retired) == ((0,), 0)
 
 
+def test_what_an_insert_frees_waits_for_the_batches_launched_before() -> None:
+    world = World()
+    taken = world.take(2)
+    world.slots.batch_launched()
+    due = world.slots.apply_retiring(
+        (FreeDeviceKV(indices=taken), BackupKV(node_ids=(NodeId(4), NodeId(5))))
+    )
+    assert due == [4, 5]
+    assert world.slots.available_sizes == (6 * PAGE_SIZE,)
+    world.slots.batch_retired(1)
+    assert world.slots.available_sizes == (8 * PAGE_SIZE,)
+
+
 def test_free_does_not_wait() -> None:
     world = World()
     world.slots.batch_launched()

@@ -182,6 +182,13 @@ def test_prompt_longer_than_the_key_makes_no_cut(four: Rig) -> None:
     assert four.picture(four.insert(7, 8, prompt=100).last_device_node) == "2*"
 
 
+def test_negative_state_slot_is_refused(mamba_rig: Rig) -> None:
+    rig = grown(mamba_rig)
+    params = InsertParams(key=rig.key(1, 9), value=rig.alloc(2), mamba_value=-7)
+    refused(rig, insert(rig, params), "state slot of at least 0, got -7")
+    rig.free(params.value)
+
+
 @pytest.mark.parametrize("floor", [-4, 2, 7])
 def test_floor_that_is_no_number_of_pages_is_refused(four: Rig, floor: int) -> None:
     params = InsertParams(

@@ -316,6 +316,34 @@ def least_by_scan(rig: Rig) -> NodeId | None:
 
 
 @every_policy
+@pytest.mark.parametrize("window", [0, 4])
+@pytest.mark.parametrize("seed", range(3))
+def test_standings_hold_however_inserts_are_cut(
+    make_rig: MakeRig, policy: EvictionPolicy, window: int, seed: int
+) -> None:
+    tail_pages = 3 if policy is EvictionPolicy.TLRU else 0
+    rig = make_rig(4, policy=policy, tail_pages=tail_pages, window=window)
+    rng = random.Random(seed)
+    for _ in range(100):
+        pages = [rng.randrange(3) for _ in range(rng.randrange(1, 7))]
+        if len(rig.free_pages) < len(pages):
+            rig.evict(len(pages))
+        rig.insert(*pages, priority=rng.randrange(-2, 3), prompt=4 * rng.randrange(7))
+        check_invariants(rig.tree)
+
+
+@pytest.mark.parametrize("window", [0, 4])
+@pytest.mark.parametrize("prompt", [0, 4])
+def test_a_head_has_the_priority_of_what_is_cut_behind_it(
+    make_rig: MakeRig, window: int, prompt: int
+) -> None:
+    rig = make_rig(4, policy=EvictionPolicy.PRIORITY, window=window)
+    head = rig.insert(1, priority=1).last_device_node
+    rig.insert(1, 3, 4, priority=3, prompt=prompt + 4)
+    assert rig.tree._nodes[head].standing == 3
+
+
+@every_policy
 def test_reset_forgets_the_order(make: Callable[..., Rig], policy: EvictionPolicy) -> None:
     rig = make(policy)
     four_leaves(rig)

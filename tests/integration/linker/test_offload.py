@@ -210,3 +210,37 @@ def test_an_evicted_and_restored_node_keeps_its_bytes_when_it_is_split_and_grown
     replica.evict()
     assert replica.restore("b", [*TOKENS, 9, 10]).landed == ("b",)
     assert replica.restore("c", [*TOKENS[:4], 11, 12, 13, 14]).landed == ("c",)
+
+
+@both
+def test_a_node_that_is_split_while_it_waits_for_its_turn_is_stored_whole(
+    make_replica: MakeReplica, num_ranks: int
+) -> None:
+    replica = make_replica(num_ranks, settings=LinkerSettings(max_operations=1))
+    replica.compute([21, 22])
+    replica.compute(TOKENS)
+    # It waits for the cap; a match parts it.
+    replica.match("a", TOKENS[:4])
+    replica.settle()
+    for rank in replica.ranks:
+        assert all(stored(rank).values())
+    replica.evict()
+    assert replica.restore("b", TOKENS).landed == ("b",)
+
+
+def test_duplicates_are_free_once_the_batches_that_may_read_them_are_processed(
+    make_replica: MakeReplica,
+) -> None:
+    replica = make_replica(1)
+    (rank,) = replica.ranks
+    first, second = rank.begin(TOKENS), rank.begin(TOKENS)
+    assert first is not None
+    assert second is not None
+    rank.end(first)
+    replica.settle()
+    before = rank.slots.available_sizes
+    replica.launch()
+    rank.end(second)
+    assert rank.slots.available_sizes == before
+    replica.retire()
+    assert rank.slots.available_sizes == (before[0] + len(TOKENS),)

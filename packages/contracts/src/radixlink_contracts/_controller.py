@@ -125,8 +125,8 @@ class PrefixCache(Protocol):
     def insert(self, params: InsertParams) -> InsertResult:
         """Insert computed pages, give duplicates back, and start the offloads that are due.
 
-        When: after a batch's results are processed, for finished and chunked requests, and before the next batch of the
-            same request is launched: duplicates are free at once.
+        When: after a batch's results are processed, for finished and chunked requests. Duplicates are free once the
+            batches launched so far are processed: the request's next one may run on them already.
 
         Raises:
             AgreementError: The replica has failed; only `reset` helps.

@@ -114,7 +114,8 @@ class TreeCore(Protocol):
 
         Raises:
             ContractError: The value does not cover the key's whole pages, a length is not in whole pages or out of
-                range, or something of a component that this tree has not is given. Nothing changes then.
+                range, or something of a component that this tree has not is given. Nothing changes then but splits
+                and recency.
 
         Cost: O(nodes on the path), plus one comparison of the matched bytes.
         """
@@ -245,6 +246,16 @@ class LinkedTreeCore(TreeCore, Protocol):
             start: Token; a multiple of the page size.
 
         Cost: O(nodes on the path) the first time, else O(1) and one copy of the tail's tokens; nothing is hashed.
+        """
+        ...
+
+    def backup_path(self, node_id: NodeId) -> tuple[NodeId, ...]:
+        """What of the path to a node is to be offloaded with it: all that is unstored and on no way, root first.
+
+        Raises:
+            StaleHandleError: There is no such node.
+
+        Cost: O(nodes on the path).
         """
         ...
 

@@ -163,7 +163,7 @@ class UnifiedRadixCache(LinkedPrefixCache):
         if self._wrapper is not None:
             self._frames.check()
         result = self._tree.insert(params)
-        due = self._slots.apply(result.cache_actions)
+        due = self._slots.apply_retiring(result.cache_actions)
         if self._wrapper is not None and due:
             self._wrapper.offload(due)
         return result

@@ -21,7 +21,8 @@ class LinkerSettings:
         max_operations: Operations that one frame speaks of, and offloads that may be on the way at
             once.
         max_lookups: Lookups that one frame asks about.
-        staged_percent: How much of the pool staged loads may hold at once.
+        staged_percent: How much of each pool staged loads may hold at once. A window or a state is
+            needed whole, so that one load alone may hold more of theirs.
         max_stagings: How often one request may be staged before it computes.
         publish_lock_steps: Steps for which a restored path stays locked for its request.
         miss_steps: Steps for which the pages of a failed load count as missing.

@@ -173,8 +173,24 @@ class DeviceSlots:
                     assert_never(action)
         return due
 
+    def apply_retiring(self, actions: Sequence[CacheAction]) -> list[NodeId]:
+        """`apply`, but slots are free once the batches launched so far are processed.
+
+        For an insert: the next batch of its request may be running on the duplicates.
+
+        Returns:
+            The nodes that are to be offloaded.
+        """
+        due: list[NodeId] = []
+        for action in actions:
+            if isinstance(action, MoveSWA | BackupKV):
+                due += self.apply((action,))
+            else:
+                self.retire_action(action)
+        return due
+
     def free(self, indices: torch.Tensor) -> None:
-        """Give full slots back, and window slots beside them, that nobody can read any more.
+        """Give full slots back, and window slots beside them, that nobody reads or writes any more.
 
         Shape: (n,) int64, whole pages.
         """

@@ -436,9 +436,15 @@ class UnifiedCacheLinkerWrapper:
             except StaleHandleError:
                 over.append(node_id)
                 continue
-            if node.pending_operation is None:
+            waits = node.pending_operation is not None
+            # A split since has left a part of it above.
+            for part in self._tree.backup_path(node_id):
+                if len(self._operations) >= self._settings.max_operations:
+                    waits = True
+                    break
+                self._offload_node(self._tree.node(part))
+            if not waits:
                 over.append(node_id)
-                self._offload_node(node)
         for node_id in over:
             del self._due[node_id]
 

@@ -71,6 +71,9 @@ def check_auxiliary(
     slot = params.mamba_value
     if slot is None:
         return
+    if slot < 0:
+        msg = f"insert: expected a state slot of at least 0, got {slot}"
+        raise ContractError(msg)
     if ComponentType.MAMBA not in components:
         msg = f"insert: expected no state in a tree without states, got slot {slot}"
         raise ContractError(msg)

@@ -190,7 +190,9 @@ class UnifiedTreeCore(RadixStructure):
                 run = tokens[start * TOKEN_BYTES : stop * TOKEN_BYTES]
                 node = self._add_leaf(node, key, run, value[start:stop])
                 if self._keeps_standing:
-                    node.standing = new_standing(self._policy, self._tick, params.priority)
+                    # Those above the last are raised with the path, by `note_insert`.
+                    priority = params.priority - (stop < total)
+                    node.standing = new_standing(self._policy, self._tick, priority)
                 if self._windows is not None and start >= floor:
                     self._windows.gain(node)
                     self._note(node.node_id, SWA_CAME)
@@ -461,6 +463,10 @@ class UnifiedTreeCore(RadixStructure):
         for node in self._nodes.values():
             node.marks = None
 
+    def backup_path(self, node_id: NodeId) -> tuple[NodeId, ...]:
+        """What goes with an offload of a node; see `LinkedTreeCore.backup_path`."""
+        return self._offloads.backup_path(self._find(node_id))
+
     def mark_offload_pending(self, node_id: NodeId, operation_id: OperationId) -> None:
         """The node is being offloaded; see `LinkedTreeCore.mark_offload_pending`."""
         self._offloads.mark_pending(self._find(node_id), operation_id)
@@ -468,5 +474,3 @@ class UnifiedTreeCore(RadixStructure):
     def finish_offload(self, operation_id: OperationId, *, stored: bool) -> None:
         """The offload ended; see `LinkedTreeCore.finish_offload`."""
         self._offloads.finish(operation_id, stored=stored)
-
-    # -- bookkeeping -------------------------------------------------------------------------------

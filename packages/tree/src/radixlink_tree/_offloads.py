@@ -103,6 +103,19 @@ class Offloads:
         marks.pending, marks.pending_bits = operation_id, unstored
         self.pending.setdefault(operation_id, []).append(node)
 
+    @staticmethod
+    def backup_path(end: Node) -> tuple[NodeId, ...]:
+        """What is unstored and idle on the path to a node, root first."""
+        path: list[NodeId] = []
+        node = end
+        while node.parent is not None:
+            marks = node.marks
+            if marks is None or (marks.pending is None and node.held & ~marks.stored):
+                path.append(node.node_id)
+            node = node.parent
+        path.reverse()
+        return tuple(path)
+
     def finish(self, operation_id: OperationId, *, stored: bool) -> None:
         """An offload ended: what it took is stored, or is as before."""
         nodes = self.pending.pop(operation_id, None)
