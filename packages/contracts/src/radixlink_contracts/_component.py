@@ -65,8 +65,8 @@ class LinkerComponent(Protocol):
         Args:
             phase: PREPARE, before anything moves. COMMIT, after the insert: its actions say what becomes of slots that
                 the tree did not take, so nothing is to be freed. ABORT: the component takes its slots back.
-            request: Whom it is for, with PREPARE. None with COMMIT and ABORT of a staged load: its request, if it is
-                still there, matches again by itself.
+            request: Whom it is for, with PREPARE and where LOAD is given up at once. None once the load was queued:
+                its request, if it is still there, is told by the wrapper.
             full_transfer: The full component's transfer of the same load.
             transfer: This component's own.
             prefix_len: Tokens of the sequence up to the end of the load.

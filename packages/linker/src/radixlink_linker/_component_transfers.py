@@ -70,7 +70,7 @@ class ComponentTransfers:
     def prepare(
         self, transfers: Sequence[PoolTransfer], request: RequestKV, prefix_len: int
     ) -> None:
-        """The load was accepted."""
+        """The load has its slots; whether the linker took it is its verdict."""
         for component, transfer in zip(self._components, transfers, strict=True):
             component.update_external_linker_load(
                 ExternalLinkerLoadPhase.PREPARE,

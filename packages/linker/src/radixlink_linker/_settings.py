@@ -23,7 +23,7 @@ class LinkerSettings:
         max_lookups: Lookups that one frame asks about.
         staged_percent: How much of each pool staged loads may hold at once. A window or a state is
             needed whole, so that one load alone may hold more of theirs.
-        max_stagings: How often one request may be staged before it computes.
+        max_stagings: How many loads of either mode one request may have before it computes.
         publish_lock_steps: Steps for which a restored path stays locked for its request.
         miss_steps: Steps for which the pages of a failed load count as missing.
         heartbeat_steps: Every so many steps an idle group exchanges a frame all the same.

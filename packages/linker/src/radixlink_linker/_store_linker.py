@@ -97,7 +97,8 @@ class StoreLinkerCounters:
     """What a `StoreLinker` moved.
 
     Attributes:
-        pages_loaded: Pages copied to the device by loads that landed.
+        pages_loaded: Objects copied to the device by loads that came through here, whatever other
+            ranks said; a page that is stored as several objects counts as so many.
         pages_stored: Pages that offloads which landed put, or found there.
         pages_by_writer: Pages loaded, by the process that had written them (0: unknown).
         last_error: What the last failed transfer said, for people.
