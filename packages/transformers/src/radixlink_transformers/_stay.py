@@ -251,7 +251,9 @@ class Stay:
         try:
             result = self._cache.insert(params)
         except BaseException:
-            # It may have come from any point of the insert: look who has the slots now.
+            # It may have come from any point of the insert: look who has the slots now. No forward
+            # runs, so what the insert retired is free.
+            self.retire()
             found = self._cache.match_prefix(MatchPrefixParams(key=params.key))
             in_tree = torch.isin(slots, self._tree.path_indices(found.last_device_node))
             self._slots = rest
