@@ -433,10 +433,7 @@ class UnifiedTreeCore(RadixStructure):
         for node in self._nodes.values():
             if node is self._root:
                 continue
-            if self._windows is None or node.has_swa:
-                freed.full(node.device_indices, node.num_tokens)
-            else:
-                freed.full_only(node.device_indices, node.num_tokens)
+            self._free_slots(node, freed)
             if node.mamba_slot is not None:
                 freed.state(node.mamba_slot)
         self._queue.clear()

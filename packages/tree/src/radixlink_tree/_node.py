@@ -121,6 +121,12 @@ class Node:
             bits |= MAMBA_BIT
         return bits
 
+    @property
+    def unstored(self) -> int:
+        """The components of which it holds something that no store is known to hold, a bit each."""
+        marks = self.marks
+        return self.held if marks is None else self.held & ~marks.stored
+
     def mark(self) -> StoreMarks:
         """Its marks, to be written to."""
         marks = self.marks
@@ -215,8 +221,7 @@ class NodeView:
     @property
     def unstored(self) -> tuple[ComponentType, ...]:
         """What it holds and not every rank confirmed the store to hold."""
-        marks = self._node.marks
-        bits = self._node.held & ~(0 if marks is None else marks.stored)
+        bits = self._node.unstored
         return tuple(kind for kind in ComponentType if bits & 1 << kind)
 
     @property

@@ -89,9 +89,8 @@ class Offloads:
             raise InvalidTransitionError(
                 msg, state="detached", event="offload", operation=operation_id
             )
-        before = node.marks
-        unstored = node.held & ~(0 if before is None else before.stored)
-        pending = None if before is None else before.pending
+        unstored = node.unstored
+        pending = None if node.marks is None else node.marks.pending
         if not unstored or pending is not None:
             state = f"offloaded by {pending}" if unstored else "stored"
             msg = (
@@ -109,8 +108,8 @@ class Offloads:
         path: list[NodeId] = []
         node = end
         while node.parent is not None:
-            marks = node.marks
-            if marks is None or (marks.pending is None and node.held & ~marks.stored):
+            idle = node.marks is None or node.marks.pending is None
+            if idle and node.unstored:
                 path.append(node.node_id)
             node = node.parent
         path.reverse()

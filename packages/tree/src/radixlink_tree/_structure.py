@@ -115,6 +115,11 @@ class RadixStructure:
         )
         self._states = None if states is None else States(states, page_size)
         self._hybrid = self._windows is not None or self._states is not None
+        self._components = (
+            ComponentType.FULL,
+            *[ComponentType.SWA] * (self._windows is not None),
+            *[ComponentType.MAMBA] * (self._states is not None),
+        )
         self._root = self._new_node(None, b"", b"", no_indices(), DEFAULT_NAMESPACE)
 
     # -- what there is -----------------------------------------------------------------------------
@@ -127,12 +132,7 @@ class RadixStructure:
     @property
     def components(self) -> tuple[ComponentType, ...]:
         """What nodes hold, full attention first."""
-        kinds = [ComponentType.FULL]
-        if self._windows is not None:
-            kinds.append(ComponentType.SWA)
-        if self._states is not None:
-            kinds.append(ComponentType.MAMBA)
-        return tuple(kinds)
+        return self._components
 
     @property
     def sliding_window(self) -> int:
@@ -296,14 +296,19 @@ class RadixStructure:
         self._note(node.node_id, _STATE_GONE)
         return states.lose(node)
 
+    def _free_slots(self, node: Node, freed: Freed) -> int:
+        """The full slots of a node go, and the window slots beside them. Returns how many tokens."""
+        num_tokens = len(node.tokens) // TOKEN_BYTES
+        if self._windows is None or node.has_swa:
+            freed.full(node.device_indices, num_tokens)
+        else:
+            freed.full_only(node.device_indices, num_tokens)
+        return num_tokens
+
     def _give_up(self, leaf: Node, freed: Freed) -> None:
         """Take an unlocked leaf out of the tree, with all it holds."""
-        num_tokens = len(leaf.tokens) // TOKEN_BYTES
+        num_tokens = self._free_slots(leaf, freed)
         self._evictable -= num_tokens
-        if self._windows is None or leaf.has_swa:
-            freed.full(leaf.device_indices, num_tokens)
-        else:
-            freed.full_only(leaf.device_indices, num_tokens)
         if leaf.has_swa and self._windows is not None:
             freed.num_swa_tokens += num_tokens
             self._windows.lose(leaf)
