@@ -74,7 +74,7 @@ from radixlink_contracts._locks import (
 )
 from radixlink_contracts._match import ExternalMatch, MatchPrefixParams, MatchResult
 from radixlink_contracts._phases import ExternalLinkerLoadPhase, LinkerTransferPhase
-from radixlink_contracts._pools import ComponentType, PoolHitPolicy, PoolName
+from radixlink_contracts._pools import POOL_OF, ComponentType, PoolHitPolicy, PoolName
 from radixlink_contracts._runtime import Clock, Executor
 from radixlink_contracts._store import (
     CacheIdentity,
@@ -93,6 +93,7 @@ __all__ = [
     "DEFAULT_NAMESPACE",
     "NOTHING_HAPPENED",
     "PAGE_KEY_BYTES",
+    "POOL_OF",
     "AdoptedRanges",
     "BatchIndex",
     "ByteRegion",

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import enum
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 
 class ComponentType(enum.IntEnum):
@@ -40,3 +44,11 @@ class PoolHitPolicy(enum.StrEnum):
     #: Every page in [max(0, L - T), L), T being the number of keys in that pool's lookup (at least 1): they say only
     #: how long the trail is. The pages are those of the lookup's KV transfer, which has them all.
     TRAILING_PAGES = "trailing_pages"
+
+
+POOL_OF: Final[Mapping[ComponentType, PoolName]] = {
+    ComponentType.FULL: PoolName.KV,
+    ComponentType.SWA: PoolName.SWA,
+    ComponentType.MAMBA: PoolName.MAMBA,
+}
+"""The pool that a component's transfers name."""

@@ -27,6 +27,7 @@ import attrs
 
 from radixlink_contracts import (
     NOTHING_HAPPENED,
+    POOL_OF,
     ComponentType,
     ExternalMatch,
     HitCause,
@@ -38,7 +39,6 @@ from radixlink_contracts import (
     LoadWaiting,
     MatchPrefixParams,
     Outcome,
-    PoolName,
     StepReport,
     WrittenOff,
 )
@@ -83,12 +83,6 @@ if TYPE_CHECKING:
     from radixlink_linker._settings import LinkerSettings
     from radixlink_linker._slots import DeviceSlots
 
-
-_POOL_OF: Final = {
-    ComponentType.FULL: PoolName.KV,
-    ComponentType.SWA: PoolName.SWA,
-    ComponentType.MAMBA: PoolName.MAMBA,
-}
 
 _EXTERNAL_OF: Final = {
     HitCause.OWN_LOAD: ExternalMatch.UNKNOWN,
@@ -150,7 +144,7 @@ class UnifiedCacheLinkerWrapper:
         self._room = StagingRoom(tree, slots.sizes, settings.staged_percent)
         kinds = [component.component_type for component in components]
         #: The pools that components' transfers name, in their order.
-        self._pools = tuple(_POOL_OF[kind] for kind in kinds)
+        self._pools = tuple(POOL_OF[kind] for kind in kinds)
         sizes = dict(zip(self._pools, slots.sizes, strict=True))
         #: Operations whose slots some rank never let go of.
         self._written_off = WriteOffs(sizes, settings.written_off_percent)
@@ -168,8 +162,8 @@ class UnifiedCacheLinkerWrapper:
             f"layer_wise={self._offers_layer_wise}"
         )
         check_room(settings, frames.group.size)
-        needed = {_POOL_OF[kind] for kind in kinds}
-        if needed != linker.pools.intersection(_POOL_OF.values()):
+        needed = {POOL_OF[kind] for kind in kinds}
+        if needed != linker.pools.intersection(POOL_OF.values()):
             # A window that no tree keeps track of would be restored by nobody, or wrongly.
             msg = (
                 f"attach: expected a linker with the pools of {[kind.name for kind in kinds]} and "

@@ -16,7 +16,7 @@ from __future__ import annotations
 import enum
 from typing import TYPE_CHECKING, Final
 
-from radixlink_contracts import ComponentType, PoolName
+from radixlink_contracts import POOL_OF, ComponentType
 from radixlink_contracts.errors import ContractError
 from radixlink_pools._device_pool import DevicePoolEntry
 from radixlink_pools._pool_group import DevicePoolGroup
@@ -41,12 +41,6 @@ class Assembly(enum.StrEnum):
     #: Both.
     FULL_SWA_MAMBA = "full+swa+mamba"
 
-
-_POOL_OF: Final = {
-    ComponentType.FULL: PoolName.KV,
-    ComponentType.SWA: PoolName.SWA,
-    ComponentType.MAMBA: PoolName.MAMBA,
-}
 
 _FULL, _SWA, _MAMBA = ComponentType.FULL, ComponentType.SWA, ComponentType.MAMBA
 
@@ -117,7 +111,7 @@ def assemble(
         raise ContractError(msg)
     entries = [
         DevicePoolEntry.of_buffers(
-            _POOL_OF[component],
+            POOL_OF[component],
             buffers[component],
             1 if component is _MAMBA else page_size,
             packed=packed,
