@@ -148,7 +148,7 @@ def test_page_that_fits_no_buffer_is_refused(factory: MooncakeStoreFactory) -> N
     with pytest.raises(CapacityError, match="buffer_bytes") as caught:
         factory.open(attrs.evolve(SUITE_LAYOUT, range_bytes=(BUFFER_BYTES,)))
     needed, available = caught.value.needed, caught.value.available
-    assert (needed, available) == (64 + 16 + BUFFER_BYTES, BUFFER_BYTES)
+    assert (needed, available) == (64 + 64 + BUFFER_BYTES, BUFFER_BYTES)
     # One that fits does, and others are not hindered.
     assert factory.open(SUITE_LAYOUT).put(KEYS, page_parts(KEYS, SUITE_LAYOUT)).complete
 

@@ -29,9 +29,9 @@ def header_bytes() -> memoryview:
 
 
 def test_ranges_follow_their_tags_without_overlap() -> None:
-    # 96, 33 and 160 bytes, each with a tag, rounded up to 16.
-    assert FORM.tag_offsets == (64, 64 + 112, 64 + 112 + 64)
-    assert FORM.object_bytes == 64 + 112 + 64 + 176
+    # 96, 33 and 160 bytes, each after a tag of 64, rounded up to 64.
+    assert FORM.tag_offsets == (64, 64 + 192, 64 + 192 + 128)
+    assert FORM.object_bytes == 64 + 192 + 128 + 256
 
 
 @given(st.lists(st.integers(1, 1000), min_size=1, max_size=20))
@@ -39,8 +39,8 @@ def test_any_layout_has_room_for_everything(sizes: list[int]) -> None:
     form = PageFormat.of(attrs.evolve(SUITE_LAYOUT, range_bytes=tuple(sizes)))
     ends = [*form.tag_offsets[1:], form.object_bytes]
     for start, size, end in zip(form.tag_offsets, sizes, ends, strict=True):
-        assert start % 16 == 0
-        assert start + TAG_BYTES + size <= end < start + TAG_BYTES + size + 16
+        assert start % 64 == 0
+        assert start + TAG_BYTES + size <= end < start + TAG_BYTES + size + 64
 
 
 def test_header_is_read_as_it_was_written() -> None:
