@@ -212,7 +212,8 @@ def among(tree: Tree, fan_out: int) -> Figures:
                 paths.append(body + work.tokens(page))
                 tree.insert(paths[-1], work.slots(3 * page), 2 * page)
     gc.freeze()
-    some = work.sample(paths, 1000)
+    # Copies: an engine's key was just made, while these lie between the nodes made with them.
+    some = [array("q", path) for path in work.sample(paths, 1000)]
     del paths
     new = [path[: 2 * page] + work.tokens(page) for path in some]
     ends = [tree.match(path)[1] for path in some]

@@ -46,7 +46,13 @@ _WORD_BYTES: Final = WORD_BITS // 8
 #: Words 0 to 4.
 _HEAD: Final = Struct("<5Q")
 _FIRST_READY_WORD: Final = 5
+#: The two words that tell whether all others may be read.
+_DIGESTS: Final = Struct("<2Q")
 _VERDICTS: Final = {verdict.value: verdict for verdict in Verdict}
+# A member of an enum takes longer to look up than to compare.
+_DONE: Final = Verdict.DONE
+_FAILED: Final = Verdict.FAILED
+_PENDING: Final = Verdict.PENDING
 
 
 class FrameKind(enum.IntEnum):
@@ -74,8 +80,8 @@ class Agenda:
     """
 
     operations: Sequence[Operation]
-    asking: Sequence[Lookup]
-    masks: Sequence[tuple[Lookup, int]]
+    asking: Sequence[Lookup] = ()
+    masks: Sequence[tuple[Lookup, int]] = ()
     overdue: Sequence[Operation] = ()
     rank_words: int = 1
 
@@ -99,14 +105,17 @@ class Agenda:
             num_ranks: How many ranks there are.
         """
         operations = operations[: settings.max_operations]
-        room = _words_left(settings)
         rank_words = _words_of_ranks(num_ranks)
         decided_by = step - settings.write_off_steps
         overdue = [
             operation
             for operation in operations
-            if operation.decided_step <= decided_by and operation.verdict is not Verdict.PENDING
-        ][: room // rank_words]
+            if operation.verdict is not _PENDING and operation.decided_step <= decided_by
+        ]
+        if not (overdue or lookups):
+            return cls(operations=operations, rank_words=rank_words)
+        room = _words_left(settings)
+        del overdue[room // rank_words :]
         room -= len(overdue) * rank_words
         masks: list[tuple[Lookup, int]] = []
         asking: list[Lookup] = []
@@ -141,8 +150,8 @@ class AgreedFrame:
 
     verdicts: tuple[Verdict, ...]
     quiesced: tuple[bool, ...]
-    ready: tuple[bool, ...]
-    masks: tuple[bytes, ...]
+    ready: tuple[bool, ...] = ()
+    masks: tuple[bytes, ...] = ()
     busy: tuple[tuple[int, ...], ...] = ()
 
 
@@ -186,36 +195,40 @@ def write_frame(
         rank: This rank.
     """
     high = low = quiesced = _ALL_ONES
-    for place, operation in enumerate(agenda.operations):
-        bit = 1 << place
-        verdict = operation.local_verdict.value
-        if not verdict & 0b10:
+    bit = 1
+    for operation in agenda.operations:
+        verdict = operation.local_verdict
+        if verdict is not _DONE:
             high ^= bit
-        if not verdict & 0b01:
-            low ^= bit
+            if verdict is _FAILED:
+                low ^= bit
         if not operation.local_quiesced:
             quiesced ^= bit
-    ready_words = _ready_words(settings)
-    ready = (1 << (ready_words * WORD_BITS)) - 1
-    for place, lookup in enumerate(agenda.asking):
-        if not lookup.settle(now):
-            ready ^= 1 << place
-    frame = bytearray(_HEAD.pack(digest, digest ^ _ALL_ONES, high, low, quiesced))
-    frame += ready.to_bytes(ready_words * _WORD_BYTES, "little")
+        bit <<= 1
+    frame = bytearray(b"\xff") * (settings.frame_words * _WORD_BYTES)
+    _HEAD.pack_into(frame, 0, digest, digest ^ _ALL_ONES, high, low, quiesced)
+    at = _FIRST_READY_WORD * _WORD_BYTES
+    ready_bytes = _ready_words(settings) * _WORD_BYTES
+    if agenda.asking:
+        ready = (1 << (ready_bytes * 8)) - 1
+        for place, lookup in enumerate(agenda.asking):
+            if not lookup.settle(now):
+                ready ^= 1 << place
+        frame[at : at + ready_bytes] = ready.to_bytes(ready_bytes, "little")
+    at += ready_bytes
     for operation in agenda.overdue:
-        let_go = (1 << (agenda.rank_words * WORD_BITS)) - 1
         if not operation.local_quiesced:
-            let_go ^= 1 << rank
-        frame += let_go.to_bytes(agenda.rank_words * _WORD_BYTES, "little")
+            frame[at + rank // 8] ^= 1 << rank % 8
+        at += agenda.rank_words * _WORD_BYTES
     for lookup, count in agenda.masks:
-        frame += lookup.words(count)
-    frame += b"\xff" * (settings.frame_words * _WORD_BYTES - len(frame))
+        frame[at : at + count * _WORD_BYTES] = lookup.words(count)
+        at += count * _WORD_BYTES
     return frame
 
 
 def digests_agree(frame: bytearray) -> bool:
     """True when every rank wrote the same digest into the ANDed frame."""
-    digest, complement, *_ = _HEAD.unpack_from(frame)
+    digest, complement = _DIGESTS.unpack_from(frame)
     return bool(digest | complement == _ALL_ONES)
 
 
@@ -223,24 +236,28 @@ def read_frame(frame: bytearray, agenda: Agenda, settings: LinkerSettings) -> Ag
     """What all ranks agreed on. The digests were found to agree before."""
     _, _, high, low, quiesced = _HEAD.unpack_from(frame)
     places = range(len(agenda.operations))
+    verdicts = tuple([_VERDICTS[(high >> i & 1) << 1 | (low >> i & 1)] for i in places])
+    let_go = tuple([quiesced >> i & 1 == 1 for i in places])
+    if not (agenda.asking or agenda.overdue or agenda.masks):
+        return AgreedFrame(verdicts=verdicts, quiesced=let_go)
     at = _FIRST_READY_WORD * _WORD_BYTES
     ready_bytes = _ready_words(settings) * _WORD_BYTES
     ready = int.from_bytes(frame[at : at + ready_bytes], "little")
     at += ready_bytes
     busy: list[tuple[int, ...]] = []
     for _ in agenda.overdue:
-        let_go = int.from_bytes(frame[at : at + agenda.rank_words * _WORD_BYTES], "little")
+        gone = int.from_bytes(frame[at : at + agenda.rank_words * _WORD_BYTES], "little")
         ranks = range(agenda.rank_words * WORD_BITS)
-        busy.append(tuple([rank for rank in ranks if not let_go >> rank & 1]))
+        busy.append(tuple([rank for rank in ranks if not gone >> rank & 1]))
         at += agenda.rank_words * _WORD_BYTES
     masks: list[bytes] = []
     for _, count in agenda.masks:
         masks.append(bytes(frame[at : at + count * _WORD_BYTES]))
         at += count * _WORD_BYTES
     return AgreedFrame(
-        verdicts=tuple([_VERDICTS[(high >> i & 1) << 1 | (low >> i & 1)] for i in places]),
-        quiesced=tuple([bool(quiesced >> i & 1) for i in places]),
-        ready=tuple([bool(ready >> i & 1) for i in range(len(agenda.asking))]),
+        verdicts=verdicts,
+        quiesced=let_go,
+        ready=tuple([ready >> i & 1 == 1 for i in range(len(agenda.asking))]),
         masks=tuple(masks),
         busy=tuple(busy),
     )

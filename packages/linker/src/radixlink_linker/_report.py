@@ -25,11 +25,11 @@ class ReportBuilder:
 
     def build(self) -> StepReport:
         """The report; each request is named once."""
+        offloads = self.num_offloads_stored or self.num_offloads_failed
+        if not (self.landed or self.failed or self.ready or offloads or self.detached):
+            return NOTHING_HAPPENED
         told = {*self.landed, *self.failed}
         ready = [request for request in dict.fromkeys(self.ready) if request not in told]
-        offloads = self.num_offloads_stored or self.num_offloads_failed
-        if not (told or ready or offloads or self.detached):
-            return NOTHING_HAPPENED
         return StepReport(
             landed=tuple(self.landed),
             failed=tuple(self.failed),

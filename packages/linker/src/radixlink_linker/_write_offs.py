@@ -55,7 +55,10 @@ class WriteOffs:
     @property
     def too_many(self) -> bool:
         """True once more than may be of some pool."""
-        return any(count > self._caps[pool] for pool, count in self.slots.items())
+        # Asked after each frame, and there is hardly ever one.
+        return bool(self._ranks) and any(
+            count > self._caps[pool] for pool, count in self.slots.items()
+        )
 
     def clear(self) -> None:
         """None is any more."""
