@@ -22,13 +22,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
+from tools.bench.store_mooncake import free_port, running
 
 from radixlink_contracts import CacheIdentity, PageKeys, PoolLayout, PoolName, StoreConfig
 from radixlink_store import FileStoreFactory
 from radixlink_store_mooncake import MooncakeSettings
 from radixlink_store_mooncake._engine import make_client, make_replicate_config
 from radixlink_store_mooncake.commands import master_command, owner_command
-from tools.bench.store_mooncake import free_port, running
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -165,7 +165,7 @@ def main() -> None:
     port, owner_port = free_port(), free_port()
     address = f"127.0.0.1:{port}"
     with (
-        tempfile.TemporaryDirectory(dir="/dev/shm") as directory,  # noqa: S108 - the store's memory
+        tempfile.TemporaryDirectory(dir="/dev/shm") as directory,
         running(master_command(port, free_port()), port),
         running(owner_command(address, owner_port, _SEGMENT_BYTES), owner_port),
     ):
