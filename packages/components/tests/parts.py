@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import attrs
 import torch
 from typing_extensions import override
@@ -15,6 +17,9 @@ from radixlink_contracts import (
     PoolTransfer,
     TreeNodeView,
 )
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 PAGE_SIZE = 2
 NODE_ID = NodeId(7)
@@ -41,7 +46,7 @@ class UnhashedKeys(PageKeySource):
         return UnhashedKeys(stop - start, self.start + start)
 
     @override
-    def resolve(self) -> PageKeys:
+    def resolve(self, pause: Callable[[], None] | None = None) -> PageKeys:
         raise AssertionError("hashed on the scheduler thread")
 
 

@@ -40,7 +40,7 @@ from radixlink_testing.linkers import FaultyPageStore
 from radixlink_testing.pages import page_keys, page_parts
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from radixlink_contracts import PageKeySource
 
@@ -672,7 +672,7 @@ def test_keys_are_hashed_by_the_thread_that_moves(world: World) -> None:
         def span(self, start: int, stop: int) -> PageKeySource:
             raise AssertionError
 
-        def resolve(self) -> PageKeys:
+        def resolve(self, pause: Callable[[], None] | None = None) -> PageKeys:
             self.threads.append(threading.current_thread())
             return page_keys(range(2))
 

@@ -7,6 +7,7 @@ import sys
 import threading
 from array import array
 from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -14,6 +15,10 @@ from radixlink_contracts import PageKeys
 from radixlink_contracts.errors import ContractError
 from radixlink_tree import _chain, hash_pages
 from radixlink_tree._chain import PageChain
+from radixlink_tree._hashing import PAGES_BETWEEN_PAUSES
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 PAGE_SIZE = 2
 SEED = bytes(range(32))
@@ -45,8 +50,13 @@ def hashed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many pages each call hashed."""
     counts: list[int] = []
 
-    def counting(prior: bytes | None, tokens: bytes, page_size: int) -> bytes:
-        digests = hash_pages(prior, tokens, page_size)
+    def counting(
+        prior: bytes | None,
+        tokens: bytes,
+        page_size: int,
+        pause: Callable[[], None] | None,
+    ) -> bytes:
+        digests = hash_pages(prior, tokens, page_size, pause)
         counts.append(len(digests) // 32)
         return digests
 
@@ -62,12 +72,18 @@ class Gate:
         self.entered = threading.Event()
         self.let_go = threading.Event()
 
-    def __call__(self, prior: bytes | None, tokens: bytes, page_size: int) -> bytes:
+    def __call__(
+        self,
+        prior: bytes | None,
+        tokens: bytes,
+        page_size: int,
+        pause: Callable[[], None] | None,
+    ) -> bytes:
         self.calls += 1
         if not self.entered.is_set():
             self.entered.set()
             assert self.let_go.wait(timeout=30)
-        return hash_pages(prior, tokens, page_size)
+        return hash_pages(prior, tokens, page_size, pause)
 
 
 @pytest.fixture
@@ -220,3 +236,26 @@ def test_negative_token_fails_what_is_behind_it_and_nothing_before() -> None:
 def test_ten_thousand_chains_resolve_without_recursion() -> None:
     last = run_of_chains(*[1] * 10_000)[-1]
     assert last.resolve() == keys_of(9_999, 10_000)
+
+
+@pytest.mark.parametrize(
+    "runs",
+    [
+        pytest.param([4 * PAGES_BETWEEN_PAUSES + 1], id="one long run"),
+        pytest.param([1] * (4 * PAGES_BETWEEN_PAUSES + 1), id="many short runs"),
+        pytest.param([PAGES_BETWEEN_PAUSES - 1, 2] * 4, id="runs that overlap a block"),
+    ],
+)
+def test_no_more_than_a_block_is_hashed_between_pauses(hashed: list[int], runs: list[int]) -> None:
+    chains = run_of_chains(*runs)
+    so_far: list[int] = []
+    # What a run had hashed when it paused inside is not told by `hashed`, but is no more than it has.
+    keys = chains[-1].resolve(lambda: so_far.append(sum(hashed)))
+    assert len(keys) == runs[-1]
+    assert keys == keys_of(sum(runs[:-1]), sum(runs))
+    assert len(so_far) >= sum(runs) // PAGES_BETWEEN_PAUSES
+    short = [done for done in so_far if done]
+    assert all(
+        after - before <= PAGES_BETWEEN_PAUSES
+        for before, after in zip([0, *short], short, strict=False)
+    )

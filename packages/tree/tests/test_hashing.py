@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from radixlink_contracts import DEFAULT_NAMESPACE, Namespace, PageKeys, RadixKey
 from radixlink_contracts.errors import ContractError
 from radixlink_tree import hash_pages, namespace_seed
+from radixlink_tree._hashing import PAGES_BETWEEN_PAUSES
 
 if TYPE_CHECKING:
     from .conftest import MakeRig
@@ -153,6 +154,18 @@ def test_hashing_in_parts_follows_the_rule(
 def test_negative_token_is_an_error_that_names_it(tokens: list[int]) -> None:
     with pytest.raises(ContractError, match=f"got {min(tokens)}$"):
         hash_pages(None, packed(tokens), 2)
+
+
+def test_blocks_between_pauses_follow_the_rule() -> None:
+    tokens = [*range(5 * PAGES_BETWEEN_PAUSES), 2**40, *range(PAGES_BETWEEN_PAUSES)]
+    pauses: list[None] = []
+    digests = hash_pages(None, packed(tokens), 1, lambda: pauses.append(None))
+    assert len(pauses) == 6
+    expected, last = [], b""
+    for token in tokens:
+        last = page_digest(last, [token])
+        expected.append(last)
+    assert list(PageKeys(digests)) == expected
 
 
 def test_no_pages_have_no_hashes() -> None:

@@ -10,7 +10,7 @@ from radixlink_contracts.errors import ContractError
 
 if TYPE_CHECKING:
     from array import array
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
 PAGE_KEY_BYTES: Final = 32
 """Length of one page key: a SHA-256 digest."""
@@ -72,8 +72,13 @@ class PageKeySource(Protocol):
         """The pages [start, stop) of this run, not hashed by asking."""
         ...
 
-    def resolve(self) -> PageKeys:
+    def resolve(self, pause: Callable[[], None] | None = None) -> PageKeys:
         """The digests, computed once and kept.
+
+        Args:
+            pause: Called after each few hundred pages that had to be hashed. Hashing keeps Python's lock, so that a
+                scheduler thread which let go of it, say in a collective, would wait 5 ms to get it back, each time; a
+                short sleep here lets it have it.
 
         Raises:
             ContractError: A token cannot be hashed (it is negative).
@@ -118,7 +123,7 @@ class PageKeys:
         """The keys of pages [start, stop), as many as there are, as in a slice."""
         return PageKeys(self.data[start * PAGE_KEY_BYTES : stop * PAGE_KEY_BYTES])
 
-    def resolve(self) -> Self:
+    def resolve(self, pause: Callable[[], None] | None = None) -> Self:  # noqa: ARG002 -- nothing to pause
         """Itself: nothing is left to hash."""
         return self
 

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Protocol
 
 import attrs
 
+from radixlink_linker._runtime import give_way
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
@@ -108,7 +110,7 @@ class PageMover:
         for pool, transfer in self._stores.resolve(job.transfers):
             store = self._stores.store_of(pool)
             rows = pool.page_rows(transfer)
-            for keys, some_rows in self._runs(pool, transfer.keys.resolve(), rows):
+            for keys, some_rows in self._runs(pool, transfer.keys.resolve(give_way), rows):
                 handles = store.open(keys, self._lease_s)
                 if not handles.found.complete:
                     raise job.failed(f"{_absent(handles.found)} are gone")
@@ -139,7 +141,7 @@ class PageMover:
         for pool, transfer in reversed(self._stores.resolve(job.transfers)):
             store = self._stores.store_of(pool)
             rows = pool.page_rows(transfer)
-            for keys, some_rows in self._runs(pool, transfer.keys.resolve(), rows):
+            for keys, some_rows in self._runs(pool, transfer.keys.resolve(give_way), rows):
                 stored = store.put(keys, self._gathered(job, pool, some_rows))
                 if not stored.complete:
                     raise job.failed(f"{_absent(stored)} found no room")

@@ -8,6 +8,7 @@ from typing_extensions import override
 
 from radixlink_contracts import PageBits, PoolGroup, PoolName, PoolTransferResult
 from radixlink_contracts.errors import ContractError
+from radixlink_linker._runtime import give_way
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -137,7 +138,7 @@ class PoolStores:
         if not kv:
             msg = f"lookup: expected at least one transfer, of KV, got {[transfer.name for transfer in transfers]}"
             raise ContractError(msg)
-        keys = kv[0].keys.resolve()
+        keys = kv[0].keys.resolve(give_way)
         resolved = self._group.resolve(transfers)
         lengths = PageBits.all(len(keys)) if resolved else PageBits.none(len(keys))
         found: dict[PoolName, PageBits] = {}

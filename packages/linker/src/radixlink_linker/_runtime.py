@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from typing_extensions import override
 
@@ -14,6 +14,14 @@ from radixlink_contracts.errors import InvalidTransitionError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+#: Longer than another thread takes to wake up; less, and this one would have the lock again first.
+_GIVE_WAY_S: Final = 50e-6
+
+
+def give_way() -> None:
+    """Another thread that waits for Python's lock gets it: the `pause` of `PageKeySource.resolve`."""
+    time.sleep(_GIVE_WAY_S)
 
 
 class MonotonicClock(Clock):

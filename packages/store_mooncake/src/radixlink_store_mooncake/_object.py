@@ -9,9 +9,9 @@
 Everything starts at a line of the cache: a copy to where none starts takes half as long again. A tag
 lies before its range so that both are one read. The generation is drawn at random for each write,
 so that no two writes of a page have the same; it is in the header to be learnt when a page is
-opened, and in each tag to be checked when a range is read alone. Checksums are seeded by the layout, the key, the generation and the range's index: bytes that
-are whole but of another page, write, range or layout do not match. XXH3 guards against accidents,
-not against an enemy.
+opened, and in each tag to be checked when a range is read alone. Checksums are seeded by the layout,
+the key, the generation and the range's index: bytes that are whole but of another page, write, range
+or layout do not match. XXH3 guards against accidents, not against an enemy.
 """
 
 from __future__ import annotations

@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING
 import attrs
 
 from radixlink_contracts import PAGE_KEY_BYTES, PageKeys
-from radixlink_tree._hashing import TOKEN_BYTES, hash_pages
+from radixlink_tree._hashing import PAGES_BETWEEN_PAUSES, TOKEN_BYTES, hash_pages
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from radixlink_contracts import PageKeySource
 
 
@@ -51,11 +53,11 @@ class PageChain:
         """The pages [start, stop) of this run."""
         return ChainSpan(chain=self, start=start, stop=min(stop, len(self)))
 
-    def resolve(self) -> PageKeys:
+    def resolve(self, pause: Callable[[], None] | None = None) -> PageKeys:
         """The digests; see `PageKeySource.resolve`."""
-        return PageKeys(self._resolve())
+        return PageKeys(self._resolve(pause))
 
-    def _resolve(self) -> bytes:
+    def _resolve(self, pause: Callable[[], None] | None) -> bytes:
         """Hash what is not hashed of this chain and those before it, first things first."""
         todo: list[tuple[PageChain, PageChain | None]] = []
         chain: PageChain | None = self
@@ -67,11 +69,16 @@ class PageChain:
                 break
             todo.append((chain, before))
             chain = before
+        hashed = 0
         for unhashed, before in reversed(todo):
             if unhashed.digests is None:
+                if pause is not None and hashed + len(unhashed) > PAGES_BETWEEN_PAUSES:
+                    pause()
+                    hashed = 0
                 prior = unhashed.seed if before is None else before.last_digest()
-                unhashed.digests = hash_pages(prior, unhashed.tokens, unhashed.page_size)
+                unhashed.digests = hash_pages(prior, unhashed.tokens, unhashed.page_size, pause)
                 unhashed.before = None
+                hashed += len(unhashed)
         resolved = self.digests
         assert resolved is not None
         return resolved
@@ -125,6 +132,6 @@ class ChainSpan:
             stop=min(self.start + stop, self.stop),
         )
 
-    def resolve(self) -> PageKeys:
+    def resolve(self, pause: Callable[[], None] | None = None) -> PageKeys:
         """The digests; see `PageKeySource.resolve`."""
-        return self.chain.resolve().span(self.start, self.stop)
+        return self.chain.resolve(pause).span(self.start, self.stop)

@@ -15,14 +15,19 @@ from array import array
 from hashlib import sha256
 from typing import TYPE_CHECKING, Final
 
-from radixlink_contracts import DEFAULT_NAMESPACE
+from radixlink_contracts import DEFAULT_NAMESPACE, PAGE_KEY_BYTES
 from radixlink_contracts.errors import ContractError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from radixlink_contracts import Namespace
 
 TOKEN_BYTES: Final = 8
 """Tokens are kept as signed 64-bit integers in the machine's order."""
+
+PAGES_BETWEEN_PAUSES: Final = 256
+"""So many take some 200 us, for which another thread waits that wants to run Python."""
 
 _NARROW_BYTES: Final = 4
 _WIDE_MARK: Final = b"\xff"
@@ -56,13 +61,19 @@ def _framed(text: str | None) -> bytes:
     return b"\x01" + len(encoded).to_bytes(8, "little") + encoded
 
 
-def hash_pages(prior: bytes | None, tokens: bytes, page_size: int) -> bytes:
+def hash_pages(
+    prior: bytes | None,
+    tokens: bytes,
+    page_size: int,
+    pause: Callable[[], None] | None = None,
+) -> bytes:
     """The digests of consecutive pages, 32 bytes each.
 
     Args:
         prior: The digest before the first page, or the namespace's seed, or None.
         tokens: Whole pages of signed 64-bit tokens.
         page_size: Tokens.
+        pause: Called between blocks of `PAGES_BETWEEN_PAUSES` pages; see `PageKeySource.resolve`.
 
     Raises:
         ContractError: A token is negative.
@@ -70,6 +81,19 @@ def hash_pages(prior: bytes | None, tokens: bytes, page_size: int) -> bytes:
     Thread: any; pure.
     Cost: one SHA-256 a page.
     """
+    block_bytes = PAGES_BETWEEN_PAUSES * page_size * TOKEN_BYTES
+    blocks: list[bytes] = []
+    for start in range(0, len(tokens), block_bytes):
+        if start:
+            prior = blocks[-1][-PAGE_KEY_BYTES:]
+            if pause is not None:
+                pause()
+        blocks.append(_hash_block(prior, tokens[start : start + block_bytes], page_size))
+    return b"".join(blocks)
+
+
+def _hash_block(prior: bytes | None, tokens: bytes, page_size: int) -> bytes:
+    """`hash_pages` of a few."""
     narrow = _narrow(tokens)
     if narrow is None:
         return _hash_wide(prior, tokens, page_size)
@@ -93,7 +117,7 @@ def _narrow(tokens: bytes) -> bytes | None:
 
 
 def _hash_wide(prior: bytes | None, tokens: bytes, page_size: int) -> bytes:
-    """`hash_pages` token by token: for pages with a token that takes more than 32 bits."""
+    """`_hash_block` token by token: for pages with a token that takes more than 32 bits."""
     words = array("q", tokens)
     digest = prior or b""
     digests = []
