@@ -139,9 +139,13 @@ def free_port() -> int:
 
 
 def _find_launcher() -> str | None:
-    """The launcher of this interpreter's environment, else whatever PATH has."""
-    beside = Path(sys.executable).parent / "mpirun"
-    return str(beside) if beside.exists() else shutil.which("mpirun")
+    """What MPIEXEC names, else the launcher of this interpreter's environment, else that of PATH."""
+    beside = Path(sys.executable).parent
+    return (
+        shutil.which(os.environ.get("MPIEXEC", ""))
+        or shutil.which("mpirun", path=beside)
+        or shutil.which("mpirun")
+    )
 
 
 def _free_port() -> int:
