@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from radixlink_store_mpi._settings import FAKE_NODES
-
 if TYPE_CHECKING:
     import subprocess
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable
 
     from tests.mpi.conftest import Mpirun
 
 PROGRAMS = Path(__file__).parent / "programs"
 RANKS = 4
+# Not imported: that would initialise MPI here.
+FAKE_NODES = "RADIXLINK_MPI_FAKE_NODES"
 
 
 CASES = [
@@ -36,14 +36,13 @@ CASES = [
 
 
 @pytest.fixture(scope="module", params=[2, 4])
-def job(
-    mpirun: Mpirun, request: pytest.FixtureRequest
-) -> Iterator[subprocess.CompletedProcess[str]]:
+def job(mpirun: Mpirun, request: pytest.FixtureRequest) -> subprocess.CompletedProcess[str]:
     """One job of so many nodes runs all cases: starting it takes longer than they do."""
     before = shared_memory()
     with pytest.MonkeyPatch.context() as patch:
-        yield run_on_nodes(mpirun, patch, request.param, "store_nodes.py", *CASES)
+        job = run_on_nodes(mpirun, patch, request.param, "store_nodes.py", *CASES)
     assert shared_memory() <= before
+    return job
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from radixlink_store_mpi._settings import ANSWER_TIMEOUT, FAKE_NODES
-
 if TYPE_CHECKING:
     from tests.mpi.conftest import Mpirun
 
@@ -21,9 +19,9 @@ def test_ranks_pass_the_suites(
 ) -> None:
     # Rank 0 does most of the work, and the others wait for it on the same cores.
     monkeypatch.setenv("OMPI_MCA_mpi_yield_when_idle", "1")
-    monkeypatch.setenv(FAKE_NODES, str(nodes))
+    monkeypatch.setenv("RADIXLINK_MPI_FAKE_NODES", str(nodes))
     # A late answer is a miss, and the suites' pages must be found on a busy machine too.
-    monkeypatch.setenv(ANSWER_TIMEOUT, "30")
+    monkeypatch.setenv("RADIXLINK_MPI_ANSWER_TIMEOUT_S", "30")
     job = mpirun(SUITE, ranks, timeout_s=290)
     said = sorted(line for line in job.stdout.splitlines() if line.startswith("ok "))
     assert said == [f"ok {rank}" for rank in range(ranks)], f"{job.stdout}\n{job.stderr}"

@@ -15,6 +15,7 @@ server answers, so a fetch also waits for that thread's nap, at most a milliseco
 from __future__ import annotations
 
 import argparse
+import hashlib
 import os
 import statistics
 import time
@@ -57,7 +58,9 @@ def layout_of(page_bytes: int) -> PoolLayout:
 
 def keys_of(turn: int, batch: int, who: str) -> PageKeys:
     """The pages of a turn."""
-    return PageKeys.join(f"{who}/{turn}/{page}".encode().ljust(32, b".") for page in range(batch))
+    return PageKeys.join(
+        hashlib.sha256(f"{who}/{turn}/{page}".encode()).digest() for page in range(batch)
+    )
 
 
 def meet() -> None:

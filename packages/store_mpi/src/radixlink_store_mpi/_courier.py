@@ -95,14 +95,15 @@ class Courier:
         self._mutex: Final = threading.RLock()
         self._debts: list[_Errand] = []
         self._lost: set[int] = set()
-        # Tags end somewhere; a number that comes again then is a billion requests old.
         last = requests.Get_attr(MPI.TAG_UB)
         assert isinstance(last, int), last
-        self._numbers = itertools.cycle(range(1, min(last, (1 << 30) - 1) + 1))
+        #: Tags end somewhere; a number that comes again is then millions of requests old.
+        self._last_number: Final = last
+        self._counter: Final = itertools.count()
 
     def number(self) -> int:
-        """A number for the next request."""
-        return next(self._numbers)
+        """A number for the next request: 1 .. the last tag there is."""
+        return 1 + next(self._counter) % self._last_number
 
     def ask(self, messages: Mapping[int, tuple[int, Buffer]]) -> dict[int, memoryview]:
         """Ask some nodes, each by one message, and wait for all of them together.
