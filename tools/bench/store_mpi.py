@@ -22,10 +22,11 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
+import attrs
 import numpy as np
 
 from radixlink_contracts import CacheIdentity, PageKeys, PoolLayout, PoolName, StoreConfig
-from radixlink_store_mpi import MpiStoreFactory, NodesPageStore
+from radixlink_store_mpi import MpiStoreFactory, NodeSettings, NodesPageStore
 from radixlink_store_mpi._mpi import MPI
 
 if TYPE_CHECKING:
@@ -38,6 +39,8 @@ BATCHES: Final = (1, 8)
 RANGES: Final = 4
 WARM_UP_TURNS: Final = 5
 NAP_S: Final = 0.0005
+#: Longer than a busy machine keeps a thread waiting.
+TIMEOUT_S: Final = 30.0
 ASK: Final = np.zeros(1, np.uint8)
 
 
@@ -81,7 +84,8 @@ def measure(page_bytes: int, batch: int, turns: int) -> dict[str, float]:
     """The medians of each way, in microseconds; on rank 1."""
     # Windows stay until MPI ends; a few turns' pages are enough.
     capacity_bytes = 16 * batch * page_bytes
-    factory = MpiStoreFactory(StoreConfig(capacity_bytes=capacity_bytes))
+    nodes = attrs.evolve(NodeSettings.from_environment(), answer_timeout_s=TIMEOUT_S)
+    factory = MpiStoreFactory(StoreConfig(capacity_bytes=capacity_bytes), nodes=nodes)
     store = factory.open(layout_of(page_bytes))
     assert isinstance(store, NodesPageStore), "RADIXLINK_MPI_FAKE_NODES=2 is not set"
     local = store._local  # noqa: SLF001 - the part of a fetch that is no exchange

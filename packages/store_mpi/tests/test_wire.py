@@ -32,6 +32,11 @@ def request_for(keys: PageKeys, question: Question = Question.FETCH) -> Request:
     )
 
 
+def new(num_bytes: int) -> memoryview:
+    """Memory that is not zero."""
+    return memoryview(bytearray(b"\xee" * num_bytes))
+
+
 def rows_of(rows: int) -> list[bytes]:
     """A column for each layer range."""
     return [
@@ -40,7 +45,7 @@ def rows_of(rows: int) -> list[bytes]:
 
 
 def sealed(request: Request, found: PageBits, right: PageBits) -> memoryview:
-    frame = AnswerFrame(request, right.count, RANGES)
+    frame = AnswerFrame(request, new, right.count, RANGES)
     for column, data in zip(frame.columns, rows_of(right.count), strict=False):
         column[:] = data
     return frame.seal(found, right)
@@ -91,7 +96,7 @@ def test_answer_with_pages_comes_back(found: list[bool], data: st.DataObject) ->
 def test_answer_without_pages_comes_back() -> None:
     request = request_for(page_keys(range(9)), Question.CONTAINS)
     found = PageBits.of([0, 8], 9)
-    answer = decode_answer(AnswerFrame(request).seal(found, PageBits.none(0)), request, RANGES)
+    answer = decode_answer(AnswerFrame(request, new).seal(found, PageBits.none(0)), request, RANGES)
     assert isinstance(answer, Answer)
     assert answer.found == found
     assert answer.columns == ()
@@ -136,7 +141,7 @@ def test_answer_to_another_request_is_none() -> None:
 def test_fetch_that_is_answered_without_a_row_is_none() -> None:
     # It would be asked again for ever.
     request = request_for(page_keys(range(3)))
-    message = AnswerFrame(request).seal(PageBits.of([1], 3), PageBits.none(0))
+    message = AnswerFrame(request, new).seal(PageBits.of([1], 3), PageBits.none(0))
     assert decode_answer(message, request, RANGES) is Flaw.MALFORMED
 
 

@@ -15,6 +15,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Final
 
+from radixlink_store_mpi._buffers import Buffers
 from radixlink_store_mpi._mpi import MPI
 from radixlink_store_mpi._transit import Receiving, Sending, keep, nap_s
 
@@ -36,6 +37,7 @@ class _Errand:
         message: Buffer,
         node: int,
         number: int,
+        buffers: Buffers,
     ) -> None:
         """Send it.
 
@@ -45,6 +47,7 @@ class _Errand:
         self.node: Final = node
         self._number: Final = number
         self._answers: Final = answers
+        self._buffers: Final = buffers
         self._sending: Final = Sending(requests, message, node, number)
         self._receiving: Receiving | None = None
 
@@ -55,7 +58,7 @@ class _Errand:
             MPI.Exception: The node's leader has ended.
         """
         if self._receiving is None:
-            self._receiving = Receiving.begin(self._answers, self.node, self._number)
+            self._receiving = Receiving.begin(self._answers, self.node, self._number, self._buffers)
             if self._receiving is None:
                 return None
         if self._receiving.done() and self._sending.done():
@@ -92,6 +95,7 @@ class Courier:
         self._answers: Final = answers
         self._timeout_s: Final = timeout_s
         self._tally: Final = tally
+        self._buffers: Final = Buffers()
         self._mutex: Final = threading.RLock()
         self._debts: list[_Errand] = []
         self._lost: set[int] = set()
@@ -124,10 +128,13 @@ class Courier:
                 self._tally.add(skipped=1)
                 continue
             try:
-                errands.append(_Errand(self._requests, self._answers, message, node, number))
+                errand = _Errand(
+                    self._requests, self._answers, message, node, number, self._buffers
+                )
             except MPI.Exception:
                 self._lose(node)
             else:
+                errands.append(errand)
                 self._tally.add(asked=1)
         return self._wait(errands)
 

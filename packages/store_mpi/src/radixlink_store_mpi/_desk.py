@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Final, assert_never
 
 from radixlink_contracts import PageBits
 from radixlink_contracts.errors import LinkError
+from radixlink_store_mpi._buffers import Buffers
 from radixlink_store_mpi._pages import keys_of
 from radixlink_store_mpi._wire import (
     AnswerFrame,
@@ -39,6 +40,7 @@ class Desk:
         """
         self._max_answer_bytes: Final = max_answer_bytes
         self._tally: Final = tally
+        self._buffers: Final = Buffers()
         #: By the layout's fingerprint.
         self._stores: Final[dict[bytes, SegmentPageStore]] = {}
 
@@ -82,9 +84,9 @@ class Desk:
         nothing = PageBits.none(0)
         match request.question:
             case Question.CONTAINS:
-                return AnswerFrame(request).seal(store.contains(keys), nothing)
+                return AnswerFrame(request, self._buffers.take).seal(store.contains(keys), nothing)
             case Question.TOUCH:
-                return AnswerFrame(request).seal(store.touch(keys), nothing)
+                return AnswerFrame(request, self._buffers.take).seal(store.touch(keys), nothing)
             case Question.FETCH:
                 return self._pages(store, request)
             case _:
@@ -95,7 +97,7 @@ class Desk:
         found = store.contains(request.keys)
         room = min(request.room_bytes, self._max_answer_bytes) // store.layout.page_bytes
         rows = min(found.total, max(1, room))
-        frame = AnswerFrame(request, rows, store.layout.range_bytes)
+        frame = AnswerFrame(request, self._buffers.take, rows, store.layout.range_bytes)
         handles = store.open(keys_of(request.keys, found).span(0, rows), 0.0)
         right = handles.found
         for layer_range, column in enumerate(frame.columns):

@@ -12,6 +12,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Final
 
+from radixlink_store_mpi._buffers import Buffers
 from radixlink_store_mpi._mpi import MPI
 from radixlink_store_mpi._transit import Receiving, Sending, keep, nap_s
 
@@ -39,6 +40,7 @@ class Server:
         self._requests: Final = requests
         self._answers: Final = answers
         self._desk: Final = desk
+        self._buffers: Final = Buffers()
         #: Whom to listen to: anybody; since a process ended, each rank by itself that has not.
         self._sources = [MPI.ANY_SOURCE]
         self._incoming: list[Receiving] = []
@@ -85,7 +87,7 @@ class Server:
         heard = False
         for source in list(self._sources):
             try:
-                receiving = Receiving.begin(self._requests, source, MPI.ANY_TAG)
+                receiving = Receiving.begin(self._requests, source, MPI.ANY_TAG, self._buffers)
             except MPI.Exception:
                 self._stop_listening_to(source)
                 continue

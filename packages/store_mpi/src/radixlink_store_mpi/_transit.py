@@ -12,12 +12,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-import numpy as np
-
 from radixlink_store_mpi._mpi import MPI
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
+
+    from radixlink_store_mpi._buffers import Buffers
 
 _SHORT_NAP_S: Final = 20e-6
 _LONG_NAP_S: Final = 1e-3
@@ -63,15 +63,17 @@ class Receiving:
         message: Its bytes, right when it is done. Shape: (num_bytes,).
     """
 
-    def __init__(self, message: MPI.Message, status: MPI.Status) -> None:
+    def __init__(self, message: MPI.Message, status: MPI.Status, buffers: Buffers) -> None:
         """Begin."""
         self.source: Final = status.Get_source()
         self.tag: Final = status.Get_tag()
-        self.message: Final = np.empty(status.Get_count(MPI.BYTE), np.uint8).data
+        self.message: Final = buffers.take(status.Get_count(MPI.BYTE))
         self._request: Final = message.Irecv([self.message, MPI.BYTE])
 
     @classmethod
-    def begin(cls, comm: MPI.Intracomm, source: int, tag: int) -> Receiving | None:
+    def begin(
+        cls, comm: MPI.Intracomm, source: int, tag: int, buffers: Buffers
+    ) -> Receiving | None:
         """Take a message that was announced; None if none was.
 
         Raises:
@@ -79,7 +81,7 @@ class Receiving:
         """
         status = MPI.Status()
         message = comm.Improbe(source, tag, status)
-        return None if message is None else cls(message, status)
+        return None if message is None else cls(message, status, buffers)
 
     def done(self) -> bool:
         """Whether all of it is there.

@@ -43,12 +43,13 @@ import struct
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 import attrs
-import numpy as np
 from xxhash import xxh3_64_intdigest
 
 from radixlink_contracts import PAGE_KEY_BYTES, PageBits, PageKeys
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from typing_extensions import Buffer
 
 _REQUEST: Final = struct.Struct("<4sB3xIQQ32s")
@@ -173,14 +174,26 @@ class AnswerFrame:
         columns: To be filled. Shape of column r: (rows * range_bytes[r],).
     """
 
-    def __init__(self, request: Request, rows: int = 0, range_bytes: tuple[int, ...] = ()) -> None:
-        """An answer with so many rows; with none, the layer ranges do not matter."""
+    def __init__(
+        self,
+        request: Request,
+        take: Callable[[int], memoryview],
+        rows: int = 0,
+        range_bytes: tuple[int, ...] = (),
+    ) -> None:
+        """Lay an answer out.
+
+        Args:
+            request: What it answers.
+            take: Gives so many bytes of memory, with anything in it.
+            rows: How many pages it has.
+            range_bytes: Of the layout; does not matter where there are no rows.
+        """
         self._request: Final = request
         self._rows: Final = rows
         sizes = [rows * size for size in range_bytes] if rows else []
         start = _columns_offset(len(request.keys), rows, len(sizes))
-        # Not zeroed: what is not written here is overwritten by whoever fills the columns.
-        self._buffer: Final = np.empty(start + sum(sizes), np.uint8).data
+        self._buffer: Final = take(start + sum(sizes))
         self.columns: Final = _split(self._buffer[start:], sizes)
 
     def seal(self, found: PageBits, right: PageBits) -> memoryview:
