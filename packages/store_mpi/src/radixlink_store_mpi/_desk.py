@@ -69,7 +69,7 @@ class Desk:
             return encode_refusal(number, Verdict.UNKNOWN_LAYOUT)
         try:
             answer = self._answer(store, request)
-        except LinkError:
+        except (LinkError, MemoryError):
             return encode_refusal(number, Verdict.FAILED)
         self._tally.add(served=1)
         return answer

@@ -28,7 +28,7 @@ def nap_s(idle_s: float) -> float:
     """How long to sleep before the next look, when nothing happened for a while.
 
     An eighth of that time, so that a nap costs little of what is waited for anyway; a millisecond at
-    most, which costs a thread that waits for ever some 2 % of a core.
+    most, which costs a thread that waits for ever some 3 % of a core.
     """
     return min(max(idle_s / _PATIENCE, _SHORT_NAP_S), _LONG_NAP_S)
 
