@@ -36,6 +36,9 @@ QUIET_ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
 }
 
+#: What MPICH leaves in shared memory when a rank is killed; it has no setting for another place.
+LEFT_BY_MPICH = "mpich_shm_*"
+
 #: Where Open MPI puts the memory that ranks of a node share; None is the usual temporary directory.
 SHARED_MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None
 
@@ -106,7 +109,13 @@ def mpirun() -> Mpirun:
             # A program may import what a test has, as tests do: see `pythonpath` in tox.ini.
             path = {"PYTHONPATH": f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
             environment = QUIET_ENVIRONMENT | os.environ | backed | path
-            return _run_all([command], [environment], timeout_s)[0]
+            before = set(Path("/dev/shm").glob(LEFT_BY_MPICH))
+            try:
+                return _run_all([command], [environment], timeout_s)[0]
+            finally:
+                # A job that goes on beside this one needs the names of its own no more.
+                for left in set(Path("/dev/shm").glob(LEFT_BY_MPICH)) - before:
+                    left.unlink(missing_ok=True)
 
     return run
 
@@ -139,9 +148,13 @@ def free_port() -> int:
 
 
 def _find_launcher() -> str | None:
-    """The launcher of this interpreter's environment, else whatever PATH has."""
-    beside = Path(sys.executable).parent / "mpirun"
-    return str(beside) if beside.exists() else shutil.which("mpirun")
+    """What MPIEXEC names, else the launcher of this interpreter's environment, else that of PATH."""
+    beside = Path(sys.executable).parent
+    return (
+        shutil.which(os.environ.get("MPIEXEC", ""))
+        or shutil.which("mpirun", path=beside)
+        or shutil.which("mpirun")
+    )
 
 
 def _free_port() -> int:

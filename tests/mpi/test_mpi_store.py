@@ -32,6 +32,7 @@ def test_window(mpirun: Mpirun, case: str) -> None:
     expect_ok(mpirun(PROGRAMS / "store_window.py", RANKS, case), [0, 1])
 
 
+@pytest.mark.open_mpi
 def test_survivor_of_a_killed_rank_reads_on_and_ends(mpirun: Mpirun) -> None:
     expect_ok(mpirun(PROGRAMS / "store_survivor.py", RANKS, ft=True), [0])
 

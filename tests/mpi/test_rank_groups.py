@@ -109,6 +109,7 @@ def test_a_stopped_mpi_rank_is_named(mpirun: Mpirun) -> None:
     assert job.statuses == (0,), job.log
 
 
+@pytest.mark.open_mpi
 def test_a_killed_mpi_rank_is_named_where_mpi_tolerates_faults(mpirun: Mpirun) -> None:
     result = mpirun(PROGRAM, 3, "absent", "mpi", "SIGKILL", "1", timeout_s=JOB_S, ft=True)
     job = Job.of(3, [result])

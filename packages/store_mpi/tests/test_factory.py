@@ -17,7 +17,7 @@ from radixlink_contracts.errors import (
     CapacityError,
     StaleHandleError,
 )
-from radixlink_store_mpi import MpiStoreFactory, _factory
+from radixlink_store_mpi import MpiStoreFactory, _window
 from radixlink_store_mpi._mpi import MPI
 from radixlink_testing import (
     SUITE_CAPACITY_BYTES,
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-    from radixlink_store import SegmentPageStore
+    from radixlink_contracts import PageStore
 
 CONFIG = StoreConfig(capacity_bytes=SUITE_CAPACITY_BYTES)
 KEYS = page_keys(range(5))
@@ -46,7 +46,7 @@ def factory() -> Iterator[MpiStoreFactory]:
     factory.close()
 
 
-def put_all(store: SegmentPageStore) -> None:
+def put_all(store: PageStore) -> None:
     assert store.put(KEYS, page_parts(KEYS, store.layout)).complete
 
 
@@ -81,7 +81,7 @@ def test_memory_is_formatted_whatever_was_in_it(
     def dirty(memory: npt.NDArray[np.uint8]) -> None:
         memory[:] = 0xFF
 
-    monkeypatch.setattr(_factory, "populate", dirty)
+    monkeypatch.setattr(_window, "populate", dirty)
     store = factory.open(SUITE_LAYOUT)
     put_all(store)
     assert read_right(store, store.open(KEYS, 0)) == PageBits.all(5)
@@ -132,7 +132,7 @@ def test_memory_that_the_system_does_not_give_is_no_capacity(
         raise OSError(errno.EFAULT, os.strerror(errno.EFAULT))
 
     with monkeypatch.context() as patch:
-        patch.setattr(_factory, "populate", full)
+        patch.setattr(_window, "populate", full)
         with pytest.raises(CapacityError):
             factory.open(SUITE_LAYOUT)
     put_all(factory.open(SUITE_LAYOUT))

@@ -3,6 +3,9 @@
 Rank 0 runs the cases, and what it opens is on one rank after the other: a call of its store goes to
 that rank, which waits for such calls. So whoever writes a page, reads it, evicts it or closes is
 mostly another rank than the last one. Then all ranks run the cases of `store_peers` together.
+
+RADIXLINK_MPI_FAKE_NODES splits the ranks into nodes. What happens behind a store's back then happens
+on every node that has the page.
 """
 
 from __future__ import annotations
@@ -23,16 +26,24 @@ from packages.store_mpi.tests.window_place import CONFIG, WindowPlace
 from typing_extensions import override
 
 from radixlink_contracts import PageBits, PageHandles, PageKeys
-from radixlink_store_mpi import MpiStoreFactory
+from radixlink_store_mpi import MpiStoreFactory, NodeSettings
 from radixlink_store_mpi._mpi import MPI
-from radixlink_testing import SUITE_CAPACITY_BYTES, PageStoreMachine, StorePlace
+from radixlink_testing import (
+    SUITE_CAPACITY_BYTES,
+    SUITE_LAYOUT,
+    PageStoreMachine,
+    StorePlace,
+)
 from radixlink_testing._deadlines import within
-from radixlink_testing.store_peers import CASES, Peer
+from radixlink_testing.store_peers import (
+    CASES,
+    Peer,
+    handle_is_of_one_write_whoever_evicts_its_page,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from packages.store.tests.raw_segment import RawSegment
     from typing_extensions import Buffer
 
     from radixlink_contracts import PageStore, PoolLayout
@@ -41,6 +52,7 @@ WORLD: Final = MPI.COMM_WORLD
 _REQUEST, _REPLY = 1, 2
 _DEADLINE_S: Final = 30.0
 _POLL_S: Final = 0.0002
+NUM_NODES: Final = NodeSettings.from_environment().fake_nodes
 
 _locks: Final = [threading.Lock() for _ in range(WORLD.size)]
 
@@ -64,6 +76,15 @@ class Here:
 
     def close(self, factory: int) -> None:
         self.factories[factory].close()
+
+    def reach(self, factory: int, layout: PoolLayout, method: str, *args: object) -> bool:
+        """Do something to this node's segment; False where it has no such page."""
+        segment = WindowPlace.segment_of(self.factories[factory], layout)
+        try:
+            getattr(segment, method)(*args)
+        except ValueError:
+            return False
+        return True
 
     def call(self, store: int, method: str, *args: object) -> object:
         return getattr(self.stores[store], method)(*args)
@@ -132,7 +153,8 @@ class RankStore:
     """A store that is open on some rank."""
 
     def __init__(self, rank: int, number: int, layout: PoolLayout) -> None:
-        self._rank = rank
+        self.rank = rank
+        self.closed = False
         self._number = number
         self._layout = layout
 
@@ -147,14 +169,14 @@ class RankStore:
         return self._bits("touch", keys)
 
     def open(self, keys: PageKeys, ttl_s: float) -> PageHandles:
-        handles = ask(self._rank, "call", self._number, "open", keys, ttl_s)
+        handles = ask(self.rank, "call", self._number, "open", keys, ttl_s)
         assert isinstance(handles, PageHandles)
         return handles
 
     def read(self, handles: PageHandles, layer_range: int, out: Buffer) -> PageBits:
         view = memoryview(out)
         bits, rows = ask(
-            self._rank,
+            self.rank,
             "read",
             self._number,
             handles,
@@ -171,10 +193,11 @@ class RankStore:
         return self._bits("put", keys, [memoryview(part).tobytes() for part in parts])
 
     def close(self) -> None:
-        ask(self._rank, "call", self._number, "close")
+        self.closed = True
+        ask(self.rank, "call", self._number, "close")
 
     def _bits(self, method: str, *args: object) -> PageBits:
-        bits = ask(self._rank, "call", self._number, method, *args)
+        bits = ask(self.rank, "call", self._number, method, *args)
         assert isinstance(bits, PageBits)
         return bits
 
@@ -188,10 +211,10 @@ class RankFactory:
         self.number = next(self._numbers)
         ask_all("make", self.number, capacity_bytes)
 
-    def open(self, layout: PoolLayout) -> RankStore:
+    def open(self, layout: PoolLayout, rank: int | None = None) -> RankStore:
         number = next(self._numbers)
         ask_all("open", self.number, number, layout)
-        return RankStore(number % WORLD.size, number, layout)
+        return RankStore(number % WORLD.size if rank is None else rank, number, layout)
 
     def close(self) -> None:
         ask_all("close", self.number)
@@ -225,11 +248,44 @@ class RankPlace(WindowPlace):
         for store in self._opened:
             store.close()
         for layout in {store.layout for store in self._opened}:
-            self._segment(layout).clear()
+            self._reach(layout, "clear")
 
     @override
-    def _segment(self, layout: PoolLayout) -> RawSegment:
-        return self.segment_of(HERE.factories[shared_factory().number], layout)
+    def corrupt(self, layout: PoolLayout, key: bytes, layer_range: int) -> None:
+        assert self._reach(layout, "corrupt", key, layer_range)
+
+    @override
+    def drop(self, layout: PoolLayout, key: bytes) -> None:
+        assert self._reach(layout, "drop", key)
+
+    @override
+    def pass_time(self, seconds: int) -> None:
+        self._reach(SUITE_LAYOUT, "pass_time", seconds)
+
+    def _reach(self, layout: PoolLayout, method: str, *args: object) -> bool:
+        """Do something to the segments of all nodes; whether any had what it is about."""
+        factory = shared_factory().number
+        ranks = HERE.factories[factory]._ranks
+        assert ranks is not None
+        done = [ask(leader, "reach", factory, layout, method, *args) for leader in ranks.leaders]
+        return any(done)
+
+
+class NodesPlace(RankPlace):
+    """The same for openers that stay where they are: on the first rank and on the last.
+
+    It damages no page: a page that one node found damaged, another may still have.
+    """
+
+    corrupt = StorePlace.corrupt
+
+    @override
+    def open(self, layout: PoolLayout) -> PageStore:
+        taken = {store.rank for store in self._opened if not store.closed}
+        rank = next(rank for rank in (0, WORLD.size - 1) if rank not in taken)
+        store = shared_factory().open(layout, rank)
+        self._opened.append(store)
+        return store
 
 
 class TestStoreOfRanks(one_process.TestMpiStore):
@@ -242,9 +298,12 @@ class TestStoreOfRanks(one_process.TestMpiStore):
 
 
 class RanksMachine(PageStoreMachine):
+    # The handles of a node mean nothing on another.
+    handles_travel = NUM_NODES == 1
+
     @override
     def make_place(self) -> StorePlace:
-        return RankPlace()
+        return RankPlace() if NUM_NODES == 1 else NodesPlace()
 
     @override
     def discard_place(self, place: StorePlace) -> None:
@@ -286,19 +345,26 @@ class RankPeer(Peer):
         self._factory.close()
 
 
+#: An evicted page is still on other nodes; what becomes of its handle then is in `store_nodes`.
+NOT_OF_NODES: Final = {handle_is_of_one_write_whoever_evicts_its_page}
+
+
 def main() -> None:
     """Be a rank."""
     if WORLD.rank == 0:
         # pytest would rather import its plugins itself.
         imported = "ignore:Module already imported:pytest.PytestAssertRewriteWarning"
         failed = pytest.main([__file__, "-q", "-W", imported, "-p", "no:cacheprovider"])
-        for rank in range(1, WORLD.size):
-            WORLD.send(None, rank, _REQUEST)
         if failed:
             WORLD.Abort(int(failed))
+        shared_factory().close()
+        for rank in range(1, WORLD.size):
+            WORLD.send(None, rank, _REQUEST)
     else:
         serve()
     for name, case in CASES.items():
+        if NUM_NODES > 1 and case in NOT_OF_NODES:
+            continue
         peer = RankPeer()
         try:
             within(_DEADLINE_S, f"{name}, rank {WORLD.rank}", functools.partial(case, peer))

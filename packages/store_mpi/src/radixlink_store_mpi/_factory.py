@@ -1,80 +1,43 @@
-"""`MpiStoreFactory`: one window of shared memory for each layout and node, a segment in each.
+"""`MpiStoreFactory`: one window of shared memory for each layout and node, and an exchange between nodes.
 
 Who opens together. The ranks of a communicator that call `open` share the pages of a layout, and a
 layout names the shard. So the communicator holds ranks of the *same shard*: with tensor parallelism
 that is one rank of each replica, for example `world.Split(color=tp_rank, key=world.rank)`, and with
 one replica alone it is a single rank. Replicas are started by one `mpirun` (with several programs
 if need be): two `mpirun` cannot share a window. Ranks on different nodes may be in one
-communicator; each node has a window of its own.
+communicator; each node has a window of its own, and what misses there is asked of the others.
 
 Rules of the file:
 
-1. `open` is collective: all ranks of the communicator, in the same order. Nothing else is. Reading,
-   writing and closing use no MPI at all, so they go on when other ranks died;
+1. `open` is collective: all ranks of the communicator, in the same order. So is `close` where there
+   is more than one node. On one node nothing else uses MPI: reading, writing and closing go on when
+   other ranks died;
 2. a failure of one rank in `open` is every rank's;
-3. a window lives until MPI ends. `MPI_Win_free` is collective, and a replica that goes, or dies,
-   while others stay must not wait for them. Opening a layout again finds its window, and its pages;
-4. the locks are a file that loses its name as soon as all have opened it.
+3. opening a layout again finds its window, and its pages, until MPI ends;
+4. a node answers others until its factory is closed, whichever of its stores are.
 """
 
 from __future__ import annotations
 
-import os
-import tempfile
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-import attrs
-import numpy as np
-
 from radixlink_contracts import StoreConfig
-from radixlink_contracts.errors import (
-    BackendUnavailableError,
-    CapacityError,
-    IdentityError,
-    StaleHandleError,
-)
-from radixlink_store import (
-    Geometry,
-    Segment,
-    SegmentPageStore,
-    SlotLocks,
-    Superblock,
-    boot_id,
-    differences,
-    map_exceptions,
-)
-from radixlink_store_mpi._collective import all_or_none, only_on, wait
+from radixlink_contracts.errors import BackendUnavailableError, IdentityError, StaleHandleError
+from radixlink_store import SegmentPageStore, differences, map_exceptions
+from radixlink_store_mpi._collective import all_or_none, wait
+from radixlink_store_mpi._exchange import NodeExchange
 from radixlink_store_mpi._mpi import MPI
-from radixlink_store_mpi._populate import populate
+from radixlink_store_mpi._ranks import Ranks
+from radixlink_store_mpi._settings import NodeSettings
+from radixlink_store_mpi._window import Window, free_shared_memory
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from radixlink_contracts import PoolLayout
+    from radixlink_store_mpi._nodes_store import NodesPageStore
 
-_SHARED_MEMORY: Final = Path("/dev/shm")  # noqa: S108 - where MPI libraries keep windows
-_LEADER: Final = 0
-
-_OVERHEAD_BYTES: Final = 1 << 20
-"""What an MPI library keeps in shared memory beside a window, rounded up."""
-
-
-@attrs.frozen(kw_only=True, eq=False)
-class _Window:
-    """The shared memory of one layout on this node.
-
-    Attributes:
-        window: MPI's handle; never freed, see the module.
-        superblock: What is in it.
-        memory: Its bytes.
-        locks: A descriptor of the lock file.
-    """
-
-    window: MPI.Win
-    superblock: Superblock
-    memory: memoryview
-    locks: int
+_FIRST: Final = 0
 
 
 class MpiStoreFactory:
@@ -87,6 +50,7 @@ class MpiStoreFactory:
         self,
         config: StoreConfig | None = None,
         comm: MPI.Intracomm | None = None,
+        nodes: NodeSettings | None = None,
         free_bytes: Callable[[], int] | None = None,
     ) -> None:
         """Opens nothing yet, and uses no MPI.
@@ -96,6 +60,8 @@ class MpiStoreFactory:
                 of each node's first rank.
             comm: The ranks that share pages, see the module; the default is all there are. A
                 duplicate of it is used.
+            nodes: How nodes ask each other; the default is what the environment says, see
+                `NodeSettings`. The same on all ranks.
             free_bytes: How many bytes of shared memory are free; the default asks the system.
         """
         self._config: Final = config or StoreConfig()
@@ -105,24 +71,31 @@ class MpiStoreFactory:
                 f"are in memory and end with the job: use the file store to keep them in a place"
             )
         self._given: Final = comm
-        self._free_bytes: Final = free_bytes or _free_shared_memory
-        #: Of our own, for opening: all ranks, and those of this node. None before the first.
-        self._comms: tuple[MPI.Intracomm, MPI.Intracomm] | None = None
+        self._nodes: Final = nodes or NodeSettings.from_environment()
+        self._free_bytes: Final = free_bytes or free_shared_memory
+        #: By node, with communicators of our own for opening. None before the first.
+        self._ranks: Ranks | None = None
+        #: None on a single node.
+        self._exchange: NodeExchange | None = None
         #: A collective did not end or failed; its communicator may not be used again.
         self._broken = False
         self._closed = False
         #: By the layout's fingerprint; the same on all ranks.
-        self._windows: dict[bytes, _Window] = {}
-        self._stores: list[SegmentPageStore] = []
+        self._windows: dict[bytes, Window] = {}
+        self._stores: list[SegmentPageStore | NodesPageStore] = []
 
-    def open(self, layout: PoolLayout) -> SegmentPageStore:
+    def open(self, layout: PoolLayout) -> SegmentPageStore | NodesPageStore:
         """Open the store of one layout, making its window where it is not there yet.
+
+        Returns:
+            On a single node its segment's store, else one that asks other nodes too.
 
         Raises:
             IdentityError: The ranks' layouts differ.
             CapacityError: Not one page fits, or the node's shared memory is too small.
             BackendUnavailableError: Not all ranks called within `timeout_s`, or one died; the
-                factory cannot be used after that. Or no lock file can be made; it can.
+                factory cannot be used after that. Or no lock file can be made, or there are several
+                nodes and MPI allows no threads; it can.
             StaleHandleError: The factory was closed or cannot be used any more.
 
         Ranks: all of the communicator (collective, same order). Once all have called, every error
@@ -135,42 +108,60 @@ class MpiStoreFactory:
                 + ("was closed" if self._closed else "lost a rank when it opened a store before")
             )
         with map_exceptions({MPI.Exception: self._lost}):
-            comm, node = self._gather_ranks()
+            ranks = self._gather_ranks()
             # From here on everybody is there, and what fails on one rank fails on all.
-            _agree_on(comm, layout)
-            segment = all_or_none(comm, lambda: _segment_of(self._window(node, layout)))
-        store = SegmentPageStore(segment, f"the MPI window of {layout.pool.value}")
+            _agree_on(ranks.comm, layout)
+            if ranks.others and self._exchange is None:
+                self._exchange = NodeExchange.create(ranks, self._nodes)
+            store = all_or_none(ranks.comm, lambda: self._store(ranks, layout))
         self._stores.append(store)
         return store
 
     def close(self) -> None:
-        """Close every store it opened. Idempotent; waits for nobody.
+        """Close every store it opened, and stop answering other nodes. Idempotent.
 
-        Ranks: local. The windows' memory is given back when MPI ends.
+        On a single node it waits for nobody. With more, each node answers until all ranks have come
+        here, so that none asks one that is gone; a rank that does not come is waited for until
+        `timeout_s`.
+
+        Ranks: local on a single node, else all of the communicator (collective). The windows'
+            memory is given back when MPI ends.
         """
         self._closed = True
         stores, self._stores = self._stores, []
         for store in stores:
             store.close()
+        exchange, self._exchange = self._exchange, None
+        if exchange is not None:
+            exchange.close(self._config.timeout_s)
         windows, self._windows = self._windows, {}
         for window in windows.values():
-            os.close(window.locks)
+            window.close()
 
-    def _gather_ranks(self) -> tuple[MPI.Intracomm, MPI.Intracomm]:
-        """Our communicators, once every rank has come to this call."""
-        if self._comms is not None:
-            self._wait(self._comms[0].Ibarrier())
-            return self._comms
+    def _gather_ranks(self) -> Ranks:
+        """The ranks, once every one of them has come to this call."""
+        if self._ranks is not None:
+            self._wait(self._ranks.comm.Ibarrier())
+            return self._ranks
         given = MPI.COMM_WORLD if self._given is None else self._given
         comm, request = given.Idup()
         self._wait(request)
-        node = comm.Split_type(MPI.COMM_TYPE_SHARED)
-        assert isinstance(comm, MPI.Intracomm)
-        assert isinstance(node, MPI.Intracomm)
-        for each in (comm, node):
-            each.Set_errhandler(MPI.ERRORS_RETURN)
-        self._comms = comm, node
-        return self._comms
+        self._ranks = Ranks.of(comm, self._nodes.fake_nodes)
+        return self._ranks
+
+    def _store(self, ranks: Ranks, layout: PoolLayout) -> SegmentPageStore | NodesPageStore:
+        """A store on the window of a layout, made if it is not there yet.
+
+        Ranks: all of a node; a failure on any is raised on all.
+        """
+        window = self._windows.get(layout.fingerprint)
+        if window is None:
+            window = Window.make(ranks.node, layout, self._config.capacity_bytes, self._free_bytes)
+            self._windows[layout.fingerprint] = window
+        if self._exchange is None:
+            return window.open()
+        self._exchange.serve(layout, window.open)
+        return self._exchange.spread(window.open())
 
     def _wait(self, request: MPI.Request) -> None:
         """Wait for all ranks.
@@ -195,58 +186,6 @@ class MpiStoreFactory:
             f"the job again"
         )
 
-    def _window(self, node: MPI.Intracomm, layout: PoolLayout) -> _Window:
-        """The window of a layout on this node, made if it is not there yet.
-
-        Ranks: all of the node; a failure on any is raised on all.
-        """
-        window = self._windows.get(layout.fingerprint)
-        if window is None:
-            window = self._make(node, layout)
-            self._windows[layout.fingerprint] = window
-        return window
-
-    def _make(self, node: MPI.Intracomm, layout: PoolLayout) -> _Window:
-        """Make the window of a layout on this node, with an empty segment in it.
-
-        Ranks: all of the node; a failure on any is raised on all.
-        """
-        geometry = only_on(node, _LEADER, lambda: self._plan(node, layout))
-        leads = node.rank == _LEADER
-        size = geometry.total_bytes if leads else 0
-        window = all_or_none(node, lambda: _allocate(node, size, geometry, self._free_bytes))
-        shared, _ = window.Shared_query(_LEADER)
-        # A buffer all right, but typed as one from Python 3.12 on.
-        memory = memoryview(shared)[: geometry.total_bytes]  # type: ignore[arg-type]
-        superblock = Superblock(layout=layout, geometry=geometry, boot_id=boot_id())
-        locks = _open_lock_file(node)
-
-        def fill() -> None:
-            if leads:
-                _fill(memory, superblock, locks, self._free_bytes)
-
-        try:
-            all_or_none(node, fill)
-        except BaseException:
-            os.close(locks)
-            raise
-        return _Window(window=window, superblock=superblock, memory=memory, locks=locks)
-
-    def _plan(self, node: MPI.Intracomm, layout: PoolLayout) -> Geometry:
-        """The geometry, by this node's first rank.
-
-        Raises:
-            CapacityError: Not one page fits, or all together do not fit into shared memory.
-        """
-        geometry = Geometry.within(self._config.capacity_bytes, layout.range_bytes)
-        # Asked before MPI is: in Open MPI 5.0 only the first rank gets an error from MPI, and the
-        # others wait for it for good. Where a node has but one rank, it takes ordinary memory.
-        if node.size > 1:
-            available, needed = self._free_bytes(), geometry.total_bytes + _OVERHEAD_BYTES
-            if available < needed:
-                raise _no_room(needed, available)
-        return geometry
-
 
 def _agree_on(comm: MPI.Intracomm, layout: PoolLayout) -> None:
     """Refuse to share memory with a rank that has other pages.
@@ -256,106 +195,13 @@ def _agree_on(comm: MPI.Intracomm, layout: PoolLayout) -> None:
     """
     layouts: list[PoolLayout] = comm.allgather(layout)
     others = [
-        f"rank {rank}: {differences(layouts[_LEADER], other)}"
+        f"rank {rank}: {differences(layouts[_FIRST], other)}"
         for rank, other in enumerate(layouts)
-        if other != layouts[_LEADER]
+        if other != layouts[_FIRST]
     ]
     if others:
         raise IdentityError(
-            f"MPI store: expected the layout of rank {_LEADER} ('there') on all {comm.size} ranks, "
+            f"MPI store: expected the layout of rank {_FIRST} ('there') on all {comm.size} ranks, "
             f"got another ('here') on {'; '.join(others)}; give ranks of different shards "
             f"communicators of their own"
         )
-
-
-def _allocate(
-    node: MPI.Intracomm, size: int, geometry: Geometry, free_bytes: Callable[[], int]
-) -> MPI.Win:
-    """Allocate a window; on all ranks but the leader, nothing of it is theirs.
-
-    Raises:
-        CapacityError: MPI has not so much memory.
-    """
-    with map_exceptions({MPI.Exception: lambda _: _no_room(geometry.total_bytes, free_bytes())}):
-        window = MPI.Win.Allocate_shared(size, 1, MPI.INFO_NULL, node)
-    window.Set_errhandler(MPI.ERRORS_RETURN)
-    return window
-
-
-def _open_lock_file(node: MPI.Intracomm) -> int:
-    """A descriptor of one new file on every rank of the node; its name is gone when all have one.
-
-    Raises:
-        BackendUnavailableError: It cannot be made, or opened.
-    """
-
-    def make() -> str:
-        with map_exceptions({OSError: _no_lock_file}):
-            descriptor, path = tempfile.mkstemp(prefix="radixlink-", suffix=".locks")
-            os.close(descriptor)
-            return path
-
-    def open_() -> int:
-        with map_exceptions({OSError: _no_lock_file}):
-            return os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
-
-    path = only_on(node, _LEADER, make)
-    try:
-        return all_or_none(node, open_)
-    finally:
-        if node.rank == _LEADER:
-            Path(path).unlink(missing_ok=True)
-
-
-def _fill(
-    memory: memoryview, superblock: Superblock, locks: int, free_bytes: Callable[[], int]
-) -> None:
-    """Make a segment of the window's memory.
-
-    Raises:
-        CapacityError: Shared memory is full.
-    """
-    needed = superblock.geometry.total_bytes
-    with map_exceptions({OSError: lambda _: _no_room(needed, free_bytes())}):
-        populate(np.frombuffer(memory, np.uint8))
-    own = SlotLocks(os.dup(locks))
-    Segment.format(memory, superblock, own)
-    own.close()
-
-
-def _segment_of(window: _Window) -> Segment:
-    """Another look at a window, with locks of its own."""
-    with map_exceptions({OSError: _no_lock_file}):
-        locks = os.dup(window.locks)
-    return Segment(window.memory, window.superblock, SlotLocks(locks))
-
-
-def _free_shared_memory() -> int:
-    """Bytes that are free where MPI libraries keep windows."""
-    with map_exceptions({OSError: _no_shared_memory}):
-        status = os.statvfs(_SHARED_MEMORY)
-    return status.f_bavail * status.f_frsize
-
-
-def _no_room(needed: int, available: int) -> CapacityError:
-    return CapacityError(
-        f"MPI store: expected {needed} bytes of shared memory for a window, got {available} free in "
-        f"{_SHARED_MEMORY}; lower capacity_bytes or give the node or container more",
-        needed=needed,
-        available=available,
-    )
-
-
-def _no_lock_file(error: OSError) -> BackendUnavailableError:
-    return BackendUnavailableError(
-        f"MPI store: expected to make and open a file for locks in {tempfile.gettempdir()}, got "
-        f"{error.strerror} (errno {error.errno}); point TMPDIR at a directory that all ranks of "
-        f"the node can write"
-    )
-
-
-def _no_shared_memory(error: OSError) -> BackendUnavailableError:
-    return BackendUnavailableError(
-        f"MPI store: expected shared memory at {_SHARED_MEMORY}, got {error.strerror} (errno "
-        f"{error.errno}); use the file store"
-    )

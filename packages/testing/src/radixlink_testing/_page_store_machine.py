@@ -39,11 +39,13 @@ class _Opened:
     """Handles, and which write of each page they must be of.
 
     Attributes:
+        opener: Who opened them.
         pages: Their numbers.
         handles: What the store gave.
         writes: The write of each page at that time; 0 for one that was not there.
     """
 
+    opener: int
     pages: list[int]
     handles: PageHandles
     writes: tuple[int, ...]
@@ -60,6 +62,10 @@ class PageStoreMachine(RuleBasedStateMachine):
     """
 
     opened: ClassVar[Bundle[_Opened]] = Bundle("opened")
+
+    #: Whether the handles of one opener are read by the other too. Not where each has a memory of
+    #: its own, and the place opens on the memory of the one that was closed last.
+    handles_travel: ClassVar[bool] = True
 
     def __init__(self) -> None:
         super().__init__()
@@ -192,9 +198,11 @@ class PageStoreMachine(RuleBasedStateMachine):
         writes = [
             self._writes[key] if page in handles.found else 0 for page, key in enumerate(keys)
         ]
-        return _Opened(pages=pages, handles=handles, writes=tuple(writes))
+        return _Opened(opener=opener, pages=pages, handles=handles, writes=tuple(writes))
 
     def _read_range(self, opener: int, opened: _Opened, layer_range: int) -> None:
+        if not self.handles_travel:
+            opener = opened.opener
         handles = opened.handles
         size = SUITE_LAYOUT.range_bytes[layer_range]
         right, rows = read_page_range(self._stores[opener], handles, layer_range)
