@@ -104,12 +104,17 @@ class LogMachine(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def flip(self, data: st.DataObject) -> None:
-        """Flip a bit of a record, and open both again."""
+        """Flip a bit of a whole record, and open both again."""
         self._close()
-        names = [name for name, pages in self._model.items() if pages]
-        if names:
-            name = data.draw(st.sampled_from(names))
-            number = data.draw(st.integers(0, len(self._model[name]) - 1))
+        # One that is damaged already might become whole again.
+        whole = [
+            (name, number)
+            for name, pages in self._model.items()
+            for number, page in enumerate(pages)
+            if page is not None
+        ]
+        if whole:
+            name, number = data.draw(st.sampled_from(whole))
             place = data.draw(st.integers(0, FORMAT.record.head_bytes + LAYOUT.page_bytes - 1))
             bit = data.draw(st.integers(0, 7))
             with writable(self._path / name) as file:

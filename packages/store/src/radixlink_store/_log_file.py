@@ -281,8 +281,11 @@ class LogWriter:
 
     @property
     def is_linked(self) -> bool:
-        """Whether it still has its name; others may have evicted it."""
-        return os.fstat(self._descriptor).st_nlink > 0
+        """Whether it still has its name; others, also on other nodes, may have evicted it."""
+        try:
+            return os.fstat(self._descriptor).st_nlink > 0
+        except OSError:
+            return False
 
     def append(self, key: bytes, ranges: Sequence[memoryview]) -> int:
         """Write a page behind all others.

@@ -251,8 +251,13 @@ class PageLog:
 
     def _adopt(self, name: str, file: IndexedFile | None) -> None:
         """Know what a file of others has, that was not known."""
+        path = self._settings.path / name
         try:
-            opened = LogFile.open(self._directory, self._settings.path / name)
+            opened = (
+                LogFile.open(self._directory, path)
+                if file is None
+                else LogFile.reopen(self._directory, path, file.file_id, self._format)
+            )
         except FileNotFoundError:
             return
         except (OSError, StorageError):

@@ -151,7 +151,9 @@ class TieredStore:
         if stored != before:
             new = _some(keys, (page for page in stored if page not in before))
             unwritten = _some(new, (page for page, key in enumerate(new) if key not in log))
-            self._tally.add(dropped=self._behind.offer(unwritten))
+            dropped = self._behind.offer(unwritten)
+            if dropped:
+                self._tally.add(dropped=dropped)
         return stored
 
     def flush(self, timeout_s: float) -> bool:

@@ -14,6 +14,8 @@ from radixlink_store._tier_tally import TierTally
 from radixlink_store._tiered import TieredStore
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from radixlink_contracts import PoolLayout, StoreConfig, StoreFactory
 
 
@@ -46,6 +48,8 @@ class TieredStoreFactory:
             StaleHandleError: The factory was closed.
             LinkError: What the other factory raises.
 
+        Ranks: as the other factory; the files are looked at locally, and what is wrong with them is
+            raised where it is seen.
         Owns: the caller closes it; so does the factory's close.
         """
         if self._closed:
@@ -73,21 +77,29 @@ class TieredStoreFactory:
         self._memory.close()
 
 
-def with_persistent_tier(memory: StoreFactory, config: StoreConfig) -> StoreFactory:
-    """The same factory with files behind its stores, if a configuration asks for them.
+def with_persistent_tier(
+    make: Callable[[StoreConfig], StoreFactory], config: StoreConfig
+) -> StoreFactory:
+    """The factory that a configuration asks for: with files behind its stores, or without.
+
+    Args:
+        make: Makes the factory of the stores in front; it is given what concerns those.
+        config: Says where the files are, if there are to be any.
 
     Raises:
         ContractError: It asks for what cannot work.
     """
     settings = PersistentSettings.of_config(config)
-    return memory if settings is None else TieredStoreFactory(memory, settings)
+    if settings is None:
+        return make(config)
+    in_front = attrs.evolve(config, persistent_path="", persistent_bytes=0)
+    return TieredStoreFactory(make(in_front), settings)
 
 
 def file_stores(config: StoreConfig) -> StoreFactory:
-    """What the name `file` means among `radixlink.stores`: segments, with files behind them if asked for.
+    """What `file` means among `radixlink.stores`: segments, with files behind them if asked for.
 
     Raises:
         ContractError: The configuration asks for what cannot work.
     """
-    in_memory = attrs.evolve(config, persistent_path="", persistent_bytes=0)
-    return with_persistent_tier(FileStoreFactory(in_memory), config)
+    return with_persistent_tier(FileStoreFactory, config)
