@@ -314,20 +314,25 @@ class Segment:
 
         Cost: half a microsecond, nearly always.
         """
-        lines = self.tags_at(place.buckets)
-        if sum(line.count(place.tag) for line in lines) <= 1:
-            return []
+        tags, ways, tag = self._tags, self.ways, place.tag
+        count = 0
+        for bucket in place.buckets:
+            count += tags[bucket * ways : (bucket + 1) * ways].tobytes().count(tag)
+        # Its own tag; that of another page is the same once in four times.
+        return [] if count <= 1 else self._copies(place)
+
+    def _copies(self, place: Place) -> list[tuple[int, int]]:
+        """The same, by a look at each slot that has the tag."""
         found = []
-        for bucket in sorted(place.buckets):
-            for slot in range(bucket * self.ways, (bucket + 1) * self.ways):
+        for bucket, line in zip(place.buckets, self.tags_at(place.buckets), strict=True):
+            way = line.find(place.tag)
+            while way >= 0:
+                slot = bucket * self.ways + way
                 word = self._word[slot]
-                if (
-                    self._tags[slot] == place.tag
-                    and word & MATCH_MASK == place.match
-                    and self.key_of(slot) == place.key
-                ):
+                if word & MATCH_MASK == place.match and self.key_of(slot) == place.key:
                     found.append((slot, word))
-        return found if len(found) > 1 else []
+                way = line.find(place.tag, way + 1)
+        return sorted(found) if len(found) > 1 else []
 
     def key_of(self, slot: int) -> bytes:
         """The key in a slot's header."""
