@@ -148,10 +148,10 @@ class TieredStore:
         if not before.complete:
             self._promote(keys, before)
         stored = self._memory.put(keys, parts)
-        if stored != before:
-            new = _some(keys, (page for page in stored if page not in before))
-            unwritten = _some(new, (page for page, key in enumerate(new) if key not in log))
-            dropped = self._behind.offer(unwritten)
+        new = stored.mask & ~before.mask
+        if new:
+            unwritten = [key for page, key in enumerate(keys) if new >> page & 1 and key not in log]
+            dropped = self._behind.offer(PageKeys(b"".join(unwritten)))
             if dropped:
                 self._tally.add(dropped=dropped)
         return stored
@@ -191,14 +191,13 @@ class TieredStore:
             Whether any was there.
         """
         log = self._usable_log()
-        if log is None:
-            return False
-        in_files = log.find(keys)
-        missing = PageBits(in_files.mask & ~there.mask, len(keys))
-        if not missing.mask:
+        missing = 0 if log is None else log.find(keys).mask & ~there.mask
+        if log is None or not missing:
             return False
         # Each once, whatever was asked for.
-        wanted = PageKeys.join(dict.fromkeys(keys[page] for page in missing))
+        wanted = PageKeys.join(
+            dict.fromkeys(key for page, key in enumerate(keys) if missing >> page & 1)
+        )
         for first in range(0, len(wanted), self._batch):
             some = wanted.span(first, first + self._batch)
             staging = self._take_staging()
