@@ -28,7 +28,7 @@ from radixlink_testing.pages import page_keys, page_parts
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from radixlink_contracts import PageStore, PoolLayout
+    from radixlink_contracts import PageStore, PoolLayout, StoreFactory, Touchable
 
     OpenStore = Callable[..., TieredStore]
 
@@ -260,6 +260,18 @@ def test_closing_leaves_no_thread_and_no_descriptor(open_store: OpenStore, files
     with pytest.raises(StaleHandleError):
         store.contains(PageKeys(bytes(32)))
     assert store.counters.written == 20
+
+
+def test_factory_and_store_are_what_the_contracts_say(
+    settings: PersistentSettings, layout: PoolLayout
+) -> None:
+    opened = TieredStoreFactory(InMemoryStoreFactory(), settings)
+    factory: StoreFactory = opened
+    store: PageStore = factory.open(layout)
+    touchable: Touchable = opened.open(layout)
+    assert put_pages(store, page_keys([0])).complete
+    assert touchable.touch(page_keys(range(2))) == PageBits.of([0], 2)
+    opened.close()
 
 
 # --- settings -------------------------------------------------------------------------------------
