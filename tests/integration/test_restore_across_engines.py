@@ -28,7 +28,7 @@ from radixlink_contracts import (
     StoreConfig,
 )
 from radixlink_contracts.errors import AgreementError, IdentityError
-from radixlink_store import FileStoreFactory
+from radixlink_store import FileStoreFactory, file_stores
 from radixlink_transformers import (
     EngineSettings,
     Generation,
@@ -85,7 +85,7 @@ import torch
 from torch.distributed import TCPStore
 from radixlink_comm.torch import TorchGroup
 from radixlink_contracts import LoadMode, RequestId, Shard, StoreConfig
-from radixlink_store import FileStoreFactory
+from radixlink_store import FileStoreFactory, file_stores
 from radixlink_transformers import (
     EngineSettings, build_engine, generate_without_cache, load_model
 )
@@ -365,6 +365,40 @@ def test_files_restore_what_is_kept_beside_full_attention(
     with _engine(model, stores, settings=settings) as heir:
         generation = heir.generate(prompt, REQUEST, NUM_NEW)
         control = heir.first_token_with_pages_swapped(prompt, page=4, other=7)
+    reference = generate_without_cache(model, prompt, NUM_NEW)
+    assert generation.figures.restored_tokens == 176
+    assert generation.tokens == reference.tokens
+    rounding = (generation.first_logits - reference.first_logits).abs().max().item()
+    assert rounding < 1e-3
+    wrong = (control.logits - reference.first_logits).abs().max().item()
+    assert wrong > 100 * max(rounding, 1e-5)
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3_text", "falcon_h1"])
+def test_a_later_job_restores_what_an_earlier_one_kept_in_files(
+    tmp_path: Path, prompt: tuple[int, ...], family: str
+) -> None:
+    model = load_model(_save(family, tmp_path / "model"))
+
+    def job(name: str) -> StoreFactory:
+        """Stores with memory of their own, and files that all jobs have."""
+        return file_stores(
+            StoreConfig(
+                location=str(tmp_path / name),
+                capacity_bytes=1 << 24,
+                persistent_path=str(tmp_path / "files"),
+                persistent_bytes=1 << 28,
+            )
+        )
+
+    earlier = job("earlier")
+    _donate(model, earlier, prompt)
+    earlier.close()
+    later = job("later")
+    with _engine(model, later) as heir:
+        generation = heir.generate(prompt, REQUEST, NUM_NEW)
+        control = heir.first_token_with_pages_swapped(prompt, page=4, other=7)
+    later.close()
     reference = generate_without_cache(model, prompt, NUM_NEW)
     assert generation.figures.restored_tokens == 176
     assert generation.tokens == reference.tokens

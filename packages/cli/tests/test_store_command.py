@@ -8,7 +8,7 @@ import pytest
 
 from radixlink import main
 from radixlink_contracts import CacheIdentity, PageKeys, PoolLayout, PoolName, StoreConfig
-from radixlink_store import FileStoreFactory
+from radixlink_store import FileStoreFactory, file_stores
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -101,6 +101,58 @@ def test_clear_empties_a_store_in_use_and_removes_one_that_is_not(
     assert main(["store", "clear", str(tmp_path)]) == 0
     assert "0 pages, removed" in capsys.readouterr().out
     assert not (tmp_path / NAME).exists()
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Path:
+    """The directory of a persistent tier, with three pages in it."""
+    files = tmp_path / "files"
+    config = StoreConfig(
+        location=str(tmp_path / "memory"),
+        capacity_bytes=1280,
+        persistent_path=str(files),
+        persistent_bytes=1 << 20,
+    )
+    factory = file_stores(config)
+    assert factory.open(LAYOUT).put(KEYS, [b"k" * 3 * 96, b"v" * 3 * 32]).complete
+    factory.close()
+    return files
+
+
+def test_files_of_a_persistent_tier_are_looked_after_too(
+    files: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["store", "inspect", str(files)]) == 0
+    told = capsys.readouterr().out
+    for part in (
+        f"{files}: 1 files of pages of a model, pool kv, shard 0 of 1",
+        "a model, revision r7, float16",
+        "128 bytes in 2 layer ranges",
+        "3 records of 3 pages, 0 torn",
+        "1, of which 0 not sealed",
+    ):
+        assert part in told
+    assert main(["store", "verify", str(files)]) == 0
+    assert "3 records, 0 damaged, 0 torn" in capsys.readouterr().out
+    assert main(["store", "clear", str(files)]) == 0
+    assert "3 records, removed" in capsys.readouterr().out
+    assert list(files.iterdir()) == []
+
+
+def test_verify_names_damaged_records_and_fails(
+    files: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (path,) = files.iterdir()
+    content = path.read_bytes()
+    assert content.count(b"k" * 96 + b"v" * 32) == 3
+    path.chmod(0o600)
+    path.write_bytes(content.replace(b"v" * 32, b"v" * 31 + b"V"))
+    path.chmod(0o400)
+    for _ in range(2):
+        assert main(["store", "verify", str(files)]) == 1
+        told = capsys.readouterr().out
+        assert "3 records, 3 damaged, 0 torn" in told
+        assert f"{path.name}, record 2: layer range 1" in told
 
 
 @pytest.mark.parametrize("action", ["inspect", "verify", "clear"])

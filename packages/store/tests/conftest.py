@@ -9,10 +9,20 @@ from typing import TYPE_CHECKING, Protocol
 import pytest
 
 from radixlink_contracts import CacheIdentity, PoolLayout, PoolName
-from radixlink_store import Geometry, Segment, SegmentPageStore, SlotLocks, Superblock
+from radixlink_store import (
+    Geometry,
+    PersistentSettings,
+    Segment,
+    SegmentPageStore,
+    SlotLocks,
+    Superblock,
+)
+from radixlink_store._page_log import PageLog
+from radixlink_store._tier_tally import TierTally
+from radixlink_testing.pages import page_key, page_keys, page_parts
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
 
 #: `tox -e stress` asks for the numbers that take minutes; the normal run does a part of each.
@@ -41,6 +51,89 @@ class MakeStore(Protocol):
     ) -> tuple[SegmentPageStore, Segment]:
         """A store of so many slots, over plain memory, and the segment behind it."""
         ...
+
+
+class MakeLog(Protocol):
+    """The type of the fixture `make_log`."""
+
+    def __call__(
+        self,
+        *,
+        capacity_bytes: int = 1 << 20,
+        file_bytes: int | None = None,
+        layout: PoolLayout | None = None,
+        rescan_s: float = 0.0,
+        retry_s: float = 10.0,
+    ) -> NumberedLog:
+        """A log in the test's directory, as another process would open it."""
+        ...
+
+
+class NumberedLog:
+    """A log, and what it counted and told."""
+
+    def __init__(
+        self, layout: PoolLayout, settings: PersistentSettings, clock: Callable[[], float]
+    ) -> None:
+        self.layout = layout
+        self.tally = TierTally()
+        self.told: list[str] = []
+        self._closed = False
+        self.log = PageLog(layout, settings, self.tally, clock, self.told.append)
+
+    def put(self, page: int, variant: str = "") -> bool:
+        """Append a numbered page."""
+        parts = page_parts(page_keys([page]), self.layout, variant)
+        return self.log.append(page_key(page), [memoryview(part) for part in parts])
+
+    def held(self, pages: Iterable[int]) -> list[int]:
+        """Which pages can be found and read; a wrong byte fails the test."""
+        pages = list(pages)
+        keys = page_keys(pages)
+        found = self.log.find(keys)
+        columns = [memoryview(bytearray(len(keys) * size)) for size in self.layout.range_bytes]
+        right = self.log.read(keys, columns)
+        assert right & found == right
+        expected = page_parts(keys, self.layout)
+        for page in right:
+            for column, data, size in zip(columns, expected, self.layout.range_bytes, strict=True):
+                row = slice(page * size, (page + 1) * size)
+                assert column[row] == data[row]
+        return [pages[page] for page in right]
+
+    def close(self) -> None:
+        """Close it, once."""
+        if not self._closed:
+            self._closed = True
+            self.log.close()
+
+
+@pytest.fixture
+def make_log(tmp_path: Path, layout: PoolLayout, clock: StillClock) -> Iterator[MakeLog]:
+    """Opens logs, and closes them with the test."""
+    default = layout
+    with contextlib.ExitStack() as stack:
+
+        def make(
+            *,
+            capacity_bytes: int = 1 << 20,
+            file_bytes: int | None = None,
+            layout: PoolLayout | None = None,
+            rescan_s: float = 0.0,
+            retry_s: float = 10.0,
+        ) -> NumberedLog:
+            settings = PersistentSettings(
+                path=tmp_path / "files",
+                capacity_bytes=capacity_bytes,
+                file_bytes=file_bytes,
+                rescan_s=rescan_s,
+                retry_s=retry_s,
+            )
+            made = NumberedLog(layout or default, settings, clock)
+            stack.callback(made.close)
+            return made
+
+        yield make
 
 
 @pytest.fixture

@@ -43,7 +43,7 @@ class DirectoryPlace(StorePlace):
         self.path = path
 
     @override
-    def factory(self, capacity_bytes: int = SUITE_CAPACITY_BYTES) -> FileStoreFactory:
+    def factory(self, capacity_bytes: int = SUITE_CAPACITY_BYTES) -> StoreFactory:
         return FileStoreFactory(self._config(self.path, capacity_bytes))
 
     @override
@@ -54,7 +54,7 @@ class DirectoryPlace(StorePlace):
         )
 
     @override
-    def unusable_factory(self) -> FileStoreFactory:
+    def unusable_factory(self) -> StoreFactory:
         file = self.path / "file"
         file.touch()
         return FileStoreFactory(self._config(file, SUITE_CAPACITY_BYTES))

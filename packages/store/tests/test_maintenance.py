@@ -5,14 +5,20 @@ from typing import TYPE_CHECKING
 
 import attrs
 import pytest
+from packages.store.tests.conftest import NumberedLog
 
 from radixlink_contracts import PageBits, PoolName, StoreConfig
 from radixlink_contracts.errors import BackendUnavailableError
-from radixlink_store import FileStoreFactory
+from radixlink_store import FileStoreFactory, PersistentSettings
+from radixlink_store._log_file import LogFormat
 from radixlink_store.counters import StoreCounters
 from radixlink_store.maintenance import (
     Cleared,
+    ClearedLog,
     Damage,
+    LogDamage,
+    LogStatus,
+    LogVerdict,
     SegmentStatus,
     Unreadable,
     Verdict,
@@ -30,6 +36,7 @@ if TYPE_CHECKING:
     from radixlink_contracts import PoolLayout
     from radixlink_store import Segment, SegmentPageStore
 
+    Found = SegmentStatus | LogStatus | Verdict | LogVerdict | Cleared | ClearedLog | Unreadable
     OpenStore = Callable[..., SegmentPageStore]
 
 KEYS = page_keys(range(5))
@@ -220,7 +227,7 @@ def test_clearing_leaves_a_slot_to_whoever_writes_it(open_store: OpenStore, tmp_
 def test_file_that_is_no_segment_is_named_and_left_alone(
     open_store: OpenStore,
     tmp_path: Path,
-    do: Callable[[Path], list[SegmentStatus | Verdict | Cleared | Unreadable]],
+    do: Callable[[Path], list[Found]],
 ) -> None:
     store = open_store()
     put_all(store)
@@ -246,9 +253,8 @@ def test_stores_of_several_models_are_found_below_their_directory(
     for name in ("one", "two"):
         put_all(open_store(location=tmp_path / name))
     files = [tmp_path / name / NAME for name in ("one", "two")]
-    assert [each.file for each in inspect(tmp_path)] == files
-    assert [each.file for each in verify(tmp_path)] == files
-    assert [each.file for each in clear(tmp_path)] == files
+    for do, kind in ((inspect, SegmentStatus), (verify, Verdict), (clear, Cleared)):
+        assert [each.file for each in do(tmp_path) if isinstance(each, kind)] == files
 
 
 @pytest.mark.parametrize("name", ["missing", "file", "empty"])
@@ -259,3 +265,123 @@ def test_place_without_a_store_is_an_error(tmp_path: Path, name: str) -> None:
         with pytest.raises(BackendUnavailableError, match=f"{name} to be a directory"):
             do(tmp_path / name)
     assert not (tmp_path / "missing").exists()
+
+
+# --- the files of a persistent tier ---------------------------------------------------------------
+
+
+def put_in_files(path: Path, layout: PoolLayout, *, closed: bool = True) -> NumberedLog:
+    """Five pages in files of three, in a directory of their own."""
+    settings = PersistentSettings(
+        path=path, capacity_bytes=1 << 20, file_bytes=LogFormat(layout).sealed_bytes(3)
+    )
+    log = NumberedLog(layout, settings, lambda: 0.0)
+    for page in range(5):
+        assert log.put(page)
+    if closed:
+        log.close()
+    return log
+
+
+def test_status_says_what_the_files_of_each_layout_hold(layout: PoolLayout, tmp_path: Path) -> None:
+    swa = attrs.evolve(layout, pool=PoolName.SWA)
+    files = tmp_path / "files"
+    log = put_in_files(files, layout, closed=False)
+    put_in_files(files, layout)
+    put_in_files(files, swa)
+    # A third page in a file that is not sealed, and torn.
+    log.put(5)
+    torn = max(files.iterdir(), key=lambda path: path.stat().st_mode)
+    os.truncate(torn, torn.stat().st_size - 1)
+    total_bytes = {
+        each: sum(
+            path.stat().st_size
+            for path in files.iterdir()
+            if path.name.startswith(each.fingerprint.hex()[:16])
+        )
+        for each in (layout, swa)
+    }
+    expected = [
+        LogStatus(
+            directory=files,
+            layout=layout,
+            num_files=4,
+            num_unsealed=1,
+            num_records=10,
+            num_pages=5,
+            num_torn=1,
+            total_bytes=total_bytes[layout],
+        ),
+        LogStatus(
+            directory=files,
+            layout=swa,
+            num_files=2,
+            num_unsealed=0,
+            num_records=5,
+            num_pages=5,
+            num_torn=0,
+            total_bytes=total_bytes[swa],
+        ),
+    ]
+    for path in (files, tmp_path):
+        found = inspect(path)
+        assert len(found) == 2
+        for each in expected:
+            assert each in found
+    verdicts = verify(files)
+    assert {
+        (each.num_records, each.num_torn, each.damages)
+        for each in verdicts
+        if isinstance(each, LogVerdict)
+    } == {(10, 1, ()), (5, 0, ())}
+    log.close()
+
+
+def test_scrub_of_files_names_each_damaged_record_and_changes_nothing(
+    layout: PoolLayout, tmp_path: Path
+) -> None:
+    put_in_files(tmp_path, layout)
+    format_ = LogFormat(layout)
+    first, second = sorted(tmp_path.iterdir())
+    for path, place in (
+        (first, format_.offset(1) + format_.record.head_bytes + layout.range_bytes[0]),
+        (first, format_.offset(2)),
+        (second, format_.offset(0) + 9),
+    ):
+        data = bytearray(path.read_bytes())
+        data[place] ^= 16
+        path.chmod(0o600)
+        path.write_bytes(data)
+        path.chmod(0o400)
+    expected = LogVerdict(
+        directory=tmp_path,
+        layout=layout,
+        num_files=2,
+        num_records=3,
+        num_torn=0,
+        damages=(
+            LogDamage(file=first, record=1, what="layer range 1"),
+            LogDamage(file=first, record=2, what="header"),
+            LogDamage(file=second, record=0, what="header"),
+        ),
+    )
+    for _ in range(2):
+        assert verify(tmp_path) == [expected]
+
+
+def test_clearing_files_removes_ours_and_their_writer_goes_on(
+    layout: PoolLayout, tmp_path: Path
+) -> None:
+    log = put_in_files(tmp_path, layout, closed=False)
+    strange = tmp_path / "a.pages"
+    strange.write_bytes(b"my thesis")
+    (tmp_path / "notes.txt").write_text("mine", "utf-8")
+    unreadable, cleared = clear(tmp_path)
+    assert cleared == ClearedLog(directory=tmp_path, layout=layout, num_files=2, num_records=5)
+    assert isinstance(unreadable, Unreadable)
+    assert "something else" in unreadable.why
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.pages", "notes.txt"]
+    assert log.put(7)
+    log.close()
+    status = next(each for each in inspect(tmp_path) if isinstance(each, LogStatus))
+    assert status.num_records == 1

@@ -137,6 +137,12 @@ def test_location_and_settings_at_once_are_refused() -> None:
         MooncakeStoreFactory(StoreConfig(location="127.0.0.1:50051"), settings)
 
 
+def test_persistent_tier_of_files_is_refused() -> None:
+    config = StoreConfig(location="127.0.0.1:50051", persistent_path="/x", persistent_bytes=1 << 20)
+    with pytest.raises(BackendUnavailableError, match="persistent tier"):
+        MooncakeStoreFactory(config)
+
+
 def test_missing_mooncake_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "mooncake.store", None)
     factory = MooncakeStoreFactory(StoreConfig(location="127.0.0.1:50051"))

@@ -17,7 +17,8 @@ from radixlink_contracts.errors import (
     CapacityError,
     StaleHandleError,
 )
-from radixlink_store_mpi import MpiStoreFactory, _window
+from radixlink_store import TieredStore
+from radixlink_store_mpi import MpiStoreFactory, _window, mpi_stores
 from radixlink_store_mpi._mpi import MPI
 from radixlink_testing import (
     SUITE_CAPACITY_BYTES,
@@ -53,6 +54,27 @@ def put_all(store: PageStore) -> None:
 def test_factory_is_a_store_factory(factory: MpiStoreFactory) -> None:
     opened: StoreFactory = factory
     assert opened.open(SUITE_LAYOUT).layout == SUITE_LAYOUT
+
+
+def test_files_behind_a_window_outlive_the_job(tmp_path: Path) -> None:
+    config = attrs.evolve(CONFIG, persistent_path=str(tmp_path), persistent_bytes=1 << 20)
+    with pytest.raises(BackendUnavailableError, match="mpi_stores"):
+        MpiStoreFactory(config)
+    for promoted in (0, 5):
+        # Each factory has windows of its own: the second one stands for the next job.
+        factory = mpi_stores(config)
+        store = factory.open(SUITE_LAYOUT)
+        assert isinstance(store, TieredStore)
+        assert store.contains(KEYS).total == promoted
+        assert store.put(KEYS, page_parts(KEYS, SUITE_LAYOUT)).complete
+        assert read_right(store, store.open(KEYS, 0)).complete
+        factory.close()
+        assert store.counters.promoted == promoted
+        assert store.counters.written == 5 - promoted
+
+
+def test_configuration_without_a_tier_makes_windows_alone() -> None:
+    assert isinstance(mpi_stores(CONFIG), MpiStoreFactory)
 
 
 def test_opening_a_layout_again_finds_its_pages(factory: MpiStoreFactory) -> None:

@@ -98,13 +98,16 @@ def _add_store(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     store = commands.add_parser(
         "store",
         help="what a file store holds, whether it is sound, and giving its pages up",
-        description="Look after a file store, in use or not. inspect: sizes, fill, counters and "
-        "identity. verify: read every page; those that are damaged are named and emptied. clear: "
-        "give up all pages; files that are no segments of this version are left alone.",
+        description="Look after a file store or the files of a persistent tier, in use or not. "
+        "inspect: sizes, fill, counters and identity. verify: read every page; those that are "
+        "damaged are named, and emptied in a segment. clear: give up all pages; files that are none "
+        "of this version are left alone.",
     )
     store.add_argument("action", choices=["inspect", "verify", "clear"])
     store.add_argument(
-        "path", type=Path, help="the store's directory, or the one that has stores for each model"
+        "path",
+        type=Path,
+        help="the directory of the store or the tier, or the one that has stores for each model",
     )
 
 

@@ -10,12 +10,13 @@ import attrs
 from radixlink.errors import StoreError
 from radixlink_contracts.errors import LinkError
 from radixlink_store import maintenance
-from radixlink_store.maintenance import Unreadable
+from radixlink_store.maintenance import ClearedLog, LogStatus, LogVerdict, Unreadable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from radixlink_contracts import PoolLayout
     from radixlink_store.maintenance import Cleared, SegmentStatus, Verdict
 
 _SOUND: Final = 0
@@ -57,24 +58,55 @@ def run_store(action: StoreAction, path: Path) -> int:
     return _SOUND if all(sound for _, sound in told) else _DAMAGED
 
 
-def _status(found: SegmentStatus | Unreadable) -> tuple[str, bool]:
-    """One segment in words, and whether it could be read."""
+def _status(found: SegmentStatus | LogStatus | Unreadable) -> tuple[str, bool]:
+    """One segment, or the files of one layout, in words, and whether it could be read."""
     if isinstance(found, Unreadable):
         return _unreadable(found)
+    if isinstance(found, LogStatus):
+        return "\n".join([_files(found), *(f"  {line}" for line in _log_lines(found))]), True
     return "\n".join([str(found.file), *(f"  {line}" for line in _lines(found))]), True
+
+
+def _whose(layout: PoolLayout) -> Iterator[str]:
+    """Whose pages they are."""
+    identity = layout.identity
+    yield f"identity   {identity.model}, revision {identity.revision}, {identity.dtype}"
+    yield f"           {identity.page_size} tokens a page, {identity.num_layers} layers"
+    yield f"           {identity.layout}"
+
+
+def _what(layout: PoolLayout) -> str:
+    """Which pages, and how large."""
+    return (
+        f"pool {layout.pool.value}, shard {layout.shard.index} of {layout.shard.count}, "
+        f"{layout.page_bytes:,} bytes in {len(layout.range_bytes)} layer ranges"
+    )
+
+
+def _files(found: LogStatus | LogVerdict | ClearedLog) -> str:
+    """The files of one layout in a directory, and whose they are, in one line."""
+    layout = found.layout
+    return (
+        f"{found.directory}: {found.num_files:,} files of pages of {layout.identity.model}, pool "
+        f"{layout.pool.value}, shard {layout.shard.index} of {layout.shard.count}"
+    )
+
+
+def _log_lines(status: LogStatus) -> Iterator[str]:
+    """What `inspect` says of the files of a layout."""
+    yield from _whose(status.layout)
+    yield f"pages      {_what(status.layout)}"
+    yield (
+        f"fill       {status.num_records:,} records of {status.num_pages:,} pages, "
+        f"{status.num_torn:,} torn; {status.total_bytes:,} bytes"
+    )
+    yield f"files      {status.num_files:,}, of which {status.num_unsealed:,} not sealed"
 
 
 def _lines(status: SegmentStatus) -> Iterator[str]:
     """What `inspect` says of a segment."""
-    layout, identity = status.layout, status.layout.identity
-    yield f"identity   {identity.model}, revision {identity.revision}, {identity.dtype}"
-    yield f"           {identity.page_size} tokens a page, {identity.num_layers} layers"
-    yield f"           {identity.layout}"
-    yield (
-        f"pages      pool {layout.pool.value}, shard {layout.shard.index} of {layout.shard.count}, "
-        f"{layout.page_bytes:,} bytes in {len(layout.range_bytes)} layer ranges, "
-        f"checksums {'on' if status.checksums else 'off'}"
-    )
+    yield from _whose(status.layout)
+    yield (f"pages      {_what(status.layout)}, checksums {'on' if status.checksums else 'off'}")
     yield (
         f"fill       {status.num_pages:,} of {status.num_slots:,} pages "
         f"({status.num_pages / status.num_slots:.0%}), {status.num_leased:,} leased, "
@@ -90,24 +122,46 @@ def _lines(status: SegmentStatus) -> Iterator[str]:
     yield "namespaces not known: they are part of a page's key, which is a digest"
 
 
-def _verdict(found: Verdict | Unreadable) -> tuple[str, bool]:
+def _verdict(found: Verdict | LogVerdict | Unreadable) -> tuple[str, bool]:
     """What a scrub found, and whether that is nothing."""
     if isinstance(found, Unreadable):
         return _unreadable(found)
+    if isinstance(found, LogVerdict):
+        return _log_verdict(found)
     read = "" if found.checksums else ", headers alone: it has no checksums"
     lines = [f"{found.file}: {found.num_pages:,} pages, {len(found.damages):,} damaged{read}"]
     lines += [
         f"  slot {damage.slot}: {damage.what}; emptied" for damage in found.damages[:_SHOWN_DAMAGES]
     ]
-    if len(found.damages) > _SHOWN_DAMAGES:
-        lines.append(f"  and {len(found.damages) - _SHOWN_DAMAGES:,} more")
+    lines += _more(len(found.damages))
     return "\n".join(lines), not found.damages
 
 
-def _cleared(found: Cleared | Unreadable) -> tuple[str, bool]:
-    """What became of a segment."""
+def _log_verdict(found: LogVerdict) -> tuple[str, bool]:
+    """What a scrub of files found, and whether that is nothing; a torn tail is."""
+    counts = (
+        f"{found.num_records:,} records, {len(found.damages):,} damaged, {found.num_torn:,} torn"
+    )
+    lines = [f"{_files(found)}: {counts}"]
+    for damage in found.damages[:_SHOWN_DAMAGES]:
+        record = "" if damage.record is None else f", record {damage.record}"
+        lines.append(f"  {damage.file.name}{record}: {damage.what}")
+    lines += _more(len(found.damages))
+    return "\n".join(lines), not found.damages
+
+
+def _more(num_damages: int) -> list[str]:
+    """How many damages are not shown, if any."""
+    more = num_damages - _SHOWN_DAMAGES
+    return [f"  and {more:,} more"] if more > 0 else []
+
+
+def _cleared(found: Cleared | ClearedLog | Unreadable) -> tuple[str, bool]:
+    """What became of a segment, or of the files of a layout."""
     if isinstance(found, Unreadable):
         return _unreadable(found)
+    if isinstance(found, ClearedLog):
+        return f"{_files(found)}: {found.num_records:,} records, removed", True
     what = "removed" if found.removed else "emptied; the file stays, somebody has it open"
     return f"{found.file}: {found.num_pages:,} pages, {what}", True
 

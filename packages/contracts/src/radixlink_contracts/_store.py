@@ -264,11 +264,16 @@ class StoreConfig:
         location: Where it is, in the backend's own terms: a directory for the file store. Empty for the default.
         capacity_bytes: Room for pages, for each `PoolLayout` that is opened.
         timeout_s: Seconds that opening may wait for others.
+        persistent_path: A directory for a tier of files behind the store, which a later job finds again. Empty for
+            none. A backend that has no such tier refuses it.
+        persistent_bytes: Room in that directory, for all that is stored there together.
     """
 
     location: str = ""
     capacity_bytes: int = 1 << 30
     timeout_s: float = 30.0
+    persistent_path: str = ""
+    persistent_bytes: int = 0
 
 
 class StoreFactory(Protocol):

@@ -2,6 +2,8 @@
 
 * `FileStoreFactory` opens stores in a directory: any processes that can open the directory share
   the pages.
+* `file_stores` makes one of a configuration, with files behind its stores if that asks for them:
+  `TieredStoreFactory` puts them behind any factory's stores, `TieredStore` is what it opens.
 * `SegmentPageStore` serves the pages of one segment; `Segment` is the table, over any writable
   buffer.
 * `radixlink_store.counters`: what a store counted.
@@ -13,20 +15,32 @@ from radixlink_store._file import FileStoreFactory, boot_id
 from radixlink_store._layout import FORMAT_VERSION, Geometry
 from radixlink_store._locks import SlotLocks
 from radixlink_store._segment import Segment
+from radixlink_store._settings import PersistentSettings
 from radixlink_store._store import MAX_LEASE_S, SegmentPageStore
 from radixlink_store._superblock import Superblock, differences
+from radixlink_store._tiered import TieredStore
+from radixlink_store._tiered_factory import (
+    TieredStoreFactory,
+    file_stores,
+    with_persistent_tier,
+)
 
 __all__ = [
     "FORMAT_VERSION",
     "MAX_LEASE_S",
     "FileStoreFactory",
     "Geometry",
+    "PersistentSettings",
     "Segment",
     "SegmentPageStore",
     "SlotLocks",
     "Superblock",
+    "TieredStore",
+    "TieredStoreFactory",
     "boot_id",
     "default_directory",
     "differences",
+    "file_stores",
     "map_exceptions",
+    "with_persistent_tier",
 ]

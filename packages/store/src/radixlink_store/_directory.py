@@ -21,6 +21,12 @@ SHARED_MEMORY: Final = Path("/dev/shm")  # noqa: S108
 """Where Linux keeps shared memory that has names."""
 
 _MOUNTS: Final = Path("/proc/self/mounts")
+MODE: Final = 0o600
+"""Files of a store are for their owner alone."""
+
+SAFELY: Final = os.O_NOFOLLOW | os.O_CLOEXEC
+"""How every file of a store is opened."""
+
 _OTHERS_MAY_WRITE: Final = stat.S_IWGRP | stat.S_IWOTH
 
 
@@ -100,6 +106,26 @@ def open_directory(path: Path) -> int:
         raise BackendUnavailableError(
             f"file store: expected {path} to be a directory of user {os.geteuid()} that only they "
             f"may write, got {problem}; choose another location, or change owner and mode (700)"
+        )
+    return descriptor
+
+
+def open_file(directory: int, file: Path, access: int) -> int:
+    """Open a file of a store, and nothing else that may be under its name.
+
+    Raises:
+        BackendUnavailableError: It is no plain file, or another user's.
+        OSError: It cannot be opened.
+
+    Owns: the caller closes the descriptor.
+    """
+    descriptor = os.open(file.name, access | os.O_NONBLOCK | SAFELY, dir_fd=directory)
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
+        os.close(descriptor)
+        raise BackendUnavailableError(
+            f"{file}: expected a plain file of user {os.geteuid()}, got mode {status.st_mode:o} of "
+            f"user {status.st_uid}; remove it or choose another location"
         )
     return descriptor
 

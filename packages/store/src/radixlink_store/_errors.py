@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, TypeVar
+import errno
+from typing import TYPE_CHECKING, Final, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from radixlink_contracts.errors import LinkError
+
+NO_ROOM: Final = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+"""What a file system says when it is full, or a limit of the user or the process is reached."""
 
 _Foreign = TypeVar("_Foreign", bound=Exception)
 

@@ -17,11 +17,9 @@ in some later copy. For the same reason a file that is shorter than its superblo
 from __future__ import annotations
 
 import contextlib
-import errno
 import mmap
 import os
 import platform
-import stat
 import tempfile
 import time
 from pathlib import Path
@@ -35,8 +33,8 @@ from radixlink_contracts.errors import (
     IntegrityError,
     StaleHandleError,
 )
-from radixlink_store._directory import default_directory, open_directory
-from radixlink_store._errors import map_exceptions
+from radixlink_store._directory import MODE, SAFELY, default_directory, open_directory, open_file
+from radixlink_store._errors import NO_ROOM, map_exceptions
 from radixlink_store._layout import SUPERBLOCK_BYTES, Geometry
 from radixlink_store._locks import LockDescriptor, SlotLocks
 from radixlink_store._prefault import Prefault
@@ -55,13 +53,10 @@ SUFFIX: Final = ".segment"
 """How the name of every segment ends."""
 
 _CREATION_LOCK: Final = "creation.lock"
-_MODE: Final = 0o600
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 _POLL_S: Final = 0.005
-_SAFELY: Final = os.O_NOFOLLOW | os.O_CLOEXEC
 #: Machines that keep loads in order, and stores.
 _ORDERED: Final = {"x86_64", "AMD64"}
-_NO_ROOM: Final = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
 def boot_id() -> str:
@@ -98,8 +93,14 @@ class FileStoreFactory:
                 memory, those of the index of one on a disk.
 
         Raises:
-            ContractError: No checksums on a machine that needs them.
+            ContractError: No checksums on a machine that needs them, or a configuration with a
+                persistent tier, which is for `file_stores` to make.
         """
+        if config.persistent_path or config.persistent_bytes:
+            raise ContractError(
+                f"file store: expected no persistent tier, got {config.persistent_path!r} of "
+                f"{config.persistent_bytes} bytes; make the factory by file_stores"
+            )
         if not checksums and platform.machine() not in _ORDERED:
             raise ContractError(
                 f"file store: expected checksums on a {platform.machine()}, which may reorder "
@@ -209,7 +210,7 @@ def open_segment(
 def creation_lock(directory: int, path: Path, timeout_s: float) -> Iterator[None]:
     """Hold the directory's lock; only one opener at a time gets past this."""
     descriptor = os.open(
-        _CREATION_LOCK, os.O_RDWR | os.O_CREAT | _SAFELY, mode=_MODE, dir_fd=directory
+        _CREATION_LOCK, os.O_RDWR | os.O_CREAT | SAFELY, mode=MODE, dir_fd=directory
     )
     lock = LockDescriptor(descriptor)
     try:
@@ -234,7 +235,7 @@ def _refuse_stranger(directory: int, file: Path, layout: PoolLayout) -> None:
     Raises:
         IdentityError: It holds other pages than ours.
     """
-    descriptor = _open_file(directory, file, os.O_RDONLY)
+    descriptor = open_file(directory, file, os.O_RDONLY)
     try:
         found = _read_superblock(descriptor, file).layout
     finally:
@@ -265,15 +266,15 @@ def _make(directory: int, path: Path, superblock: Superblock, room: Callable[[Pa
         raise _no_room(path / name, needed, available)
     head = bytearray(SUPERBLOCK_BYTES)
     superblock.write(memoryview(head))
-    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | _SAFELY
-    descriptor = os.open(new, flags, mode=_MODE, dir_fd=directory)
+    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | SAFELY
+    descriptor = os.open(new, flags, mode=MODE, dir_fd=directory)
     try:
         os.posix_fallocate(descriptor, 0, needed)
         os.pwrite(descriptor, head, 0)
         os.rename(new, name, src_dir_fd=directory, dst_dir_fd=directory)
     except OSError as error:
         os.unlink(new, dir_fd=directory)
-        if error.errno in _NO_ROOM:
+        if error.errno in NO_ROOM:
             raise _no_room(path / name, needed, room(path)) from error
         raise
     finally:
@@ -311,7 +312,7 @@ def map_segment(directory: int, file: Path) -> tuple[Segment, Superblock]:
 
     Owns: the caller closes the segment's locks.
     """
-    locks = SlotLocks(_open_file(directory, file, os.O_RDWR))
+    locks = SlotLocks(open_file(directory, file, os.O_RDWR))
     try:
         superblock = _read_superblock(locks.descriptor, file)
         buffer = memoryview(mmap.mmap(locks.descriptor, superblock.geometry.total_bytes))
@@ -333,26 +334,6 @@ def _refuse_other_setting(superblock: Superblock, file: Path, *, checksums: bool
             f"checksums={superblock.checksums}; open it with the setting that it was made with, "
             f"choose another location, or remove the file to give up its pages"
         )
-
-
-def _open_file(directory: int, file: Path, access: int) -> int:
-    """Open a segment's file, and nothing else that may be under its name.
-
-    Raises:
-        BackendUnavailableError: It is no plain file, or another user's.
-        OSError: It cannot be opened.
-
-    Owns: the caller closes the descriptor.
-    """
-    descriptor = os.open(file.name, access | os.O_NONBLOCK | _SAFELY, dir_fd=directory)
-    status = os.fstat(descriptor)
-    if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
-        os.close(descriptor)
-        raise BackendUnavailableError(
-            f"{file}: expected a plain file of user {os.geteuid()}, got mode {status.st_mode:o} of "
-            f"user {status.st_uid}; remove it or choose another location"
-        )
-    return descriptor
 
 
 def _read_superblock(descriptor: int, file: Path) -> Superblock:

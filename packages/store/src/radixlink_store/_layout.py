@@ -69,7 +69,7 @@ _CACHE_LINE: Final = 64
 _SECTION_ALIGNMENT: Final = 4096
 
 
-def _round_up(number: int, multiple: int) -> int:
+def round_up(number: int, multiple: int) -> int:
     """The smallest multiple of `multiple` that is not below `number`."""
     return -(-number // multiple) * multiple
 
@@ -106,7 +106,7 @@ class Geometry:
         Raises:
             CapacityError: Not one page fits.
         """
-        slot_bytes = _round_up(sum(range_bytes), _CACHE_LINE)
+        slot_bytes = round_up(sum(range_bytes), _CACHE_LINE)
         num_slots = capacity_bytes // slot_bytes
         if num_slots < 1:
             raise CapacityError(
@@ -115,7 +115,7 @@ class Geometry:
                 needed=slot_bytes,
                 available=capacity_bytes,
             )
-        num_buckets = _round_up(num_slots, MAX_WAYS) // MAX_WAYS
+        num_buckets = round_up(num_slots, MAX_WAYS) // MAX_WAYS
         return cls(num_buckets=num_buckets, ways=num_slots // num_buckets, range_bytes=range_bytes)
 
     @property
@@ -136,7 +136,7 @@ class Geometry:
     @property
     def slot_bytes(self) -> int:
         """Bytes from one slot's payload to the next."""
-        return _round_up(sum(self.range_bytes), _CACHE_LINE)
+        return round_up(sum(self.range_bytes), _CACHE_LINE)
 
     @property
     def header_checksum_word(self) -> int:
@@ -146,7 +146,7 @@ class Geometry:
     @property
     def header_words(self) -> int:
         """Words from one slot's header to the next."""
-        return _round_up(self.header_checksum_word + 1, _CACHE_LINE // WORD_BYTES)
+        return round_up(self.header_checksum_word + 1, _CACHE_LINE // WORD_BYTES)
 
     @property
     def header_bytes(self) -> int:
@@ -195,4 +195,4 @@ class Geometry:
 
     def _after(self, offset: int, bytes_each: int) -> int:
         """Where the section after one of `bytes_each` for each slot starts."""
-        return _round_up(offset + bytes_each * self.num_slots, _SECTION_ALIGNMENT)
+        return round_up(offset + bytes_each * self.num_slots, _SECTION_ALIGNMENT)

@@ -306,6 +306,34 @@ class Segment:
                 way = line.find(tag, way + 1)
         return None
 
+    def copies(self, place: Place) -> list[tuple[int, int]]:
+        """The slots that hold a page, with their state words, if there are several; lowest first.
+
+        Returns:
+            Nothing for a page that is there at most once.
+
+        Cost: half a microsecond, nearly always.
+        """
+        tags, ways, tag = self._tags, self.ways, place.tag
+        count = 0
+        for bucket in place.buckets:
+            count += tags[bucket * ways : (bucket + 1) * ways].tobytes().count(tag)
+        # Its own tag; that of another page is the same once in four times.
+        return [] if count <= 1 else self._copies(place)
+
+    def _copies(self, place: Place) -> list[tuple[int, int]]:
+        """The same, by a look at each slot that has the tag."""
+        found = []
+        for bucket, line in zip(place.buckets, self.tags_at(place.buckets), strict=True):
+            way = line.find(place.tag)
+            while way >= 0:
+                slot = bucket * self.ways + way
+                word = self._word[slot]
+                if word & MATCH_MASK == place.match and self.key_of(slot) == place.key:
+                    found.append((slot, word))
+                way = line.find(place.tag, way + 1)
+        return sorted(found) if len(found) > 1 else []
+
     def key_of(self, slot: int) -> bytes:
         """The key in a slot's header."""
         start = self._header_start(slot)

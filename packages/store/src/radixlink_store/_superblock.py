@@ -74,7 +74,7 @@ class Superblock:
         Raises:
             ContractError: The layout's JSON is too long for it.
         """
-        text = json.dumps(_fields(self.layout), separators=(",", ":")).encode()
+        text = json.dumps(fields_of_layout(self.layout), separators=(",", ":")).encode()
         body = _BODY.pack(
             self.layout.fingerprint,
             self.geometry.num_buckets,
@@ -141,7 +141,7 @@ class Superblock:
         """What a superblock whose checksum matched says."""
         fingerprint, num_buckets, ways, total_bytes, checksums, length = _BODY.unpack_from(body)
         try:
-            layout = _layout_of(json.loads(body[_BODY.size : _BODY.size + length]))
+            layout = layout_of_fields(json.loads(body[_BODY.size : _BODY.size + length]))
             geometry = Geometry(num_buckets=num_buckets, ways=ways, range_bytes=layout.range_bytes)
         except (ValueError, KeyError, TypeError, LinkError) as error:
             raise IntegrityError(
@@ -164,7 +164,7 @@ def write_boot_id(buffer: memoryview, boot_id: str) -> None:
 
 def differences(found: PoolLayout, wanted: PoolLayout) -> str:
     """The fields in which two layouts differ, for a message; only the identities' if these do."""
-    there, here = _fields(found), _fields(wanted)
+    there, here = fields_of_layout(found), fields_of_layout(wanted)
     names = attrs.fields_dict(CacheIdentity) if found.identity != wanted.identity else there
     return ", ".join(
         f"{name} is {there[name]!r} there and {here[name]!r} here"
@@ -173,7 +173,7 @@ def differences(found: PoolLayout, wanted: PoolLayout) -> str:
     )
 
 
-def _fields(layout: PoolLayout) -> dict[str, str | int | list[int]]:
+def fields_of_layout(layout: PoolLayout) -> dict[str, str | int | list[int]]:
     """A layout as what JSON has."""
     identity = layout.identity
     return {
@@ -189,7 +189,7 @@ def _fields(layout: PoolLayout) -> dict[str, str | int | list[int]]:
     }
 
 
-def _layout_of(fields: Mapping[str, object]) -> PoolLayout:
+def layout_of_fields(fields: Mapping[str, object]) -> PoolLayout:
     """The layout of these fields.
 
     Raises:

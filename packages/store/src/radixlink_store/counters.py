@@ -41,3 +41,35 @@ class StoreCounters:
                 for field in attrs.fields(StoreCounters)
             }
         )
+
+
+@attrs.frozen(kw_only=True)
+class TierCounters:
+    """What one opened tier of files did since it was opened. Other openers count for themselves.
+
+    Attributes:
+        written: Pages written to a file.
+        dropped: Pages that were not written because too many waited, or the store was closed.
+        gone: Pages that were evicted from memory before they were written.
+        write_failed: Errors of the operating system against writing.
+        promoted: Pages that were read from a file into memory.
+        not_promoted: Pages that were read right and found no room in memory.
+        read_failed: Errors of the operating system against reading.
+        corrupt: Records that were read and did not match their checksums. They are not found any
+            more.
+        torn: Records that were passed over when files were opened: not whole, or being written.
+        refused: Files that are named like ours and cannot be read as such.
+        files_evicted: Files that were removed to make room.
+    """
+
+    written: int = 0
+    dropped: int = 0
+    gone: int = 0
+    write_failed: int = 0
+    promoted: int = 0
+    not_promoted: int = 0
+    read_failed: int = 0
+    corrupt: int = 0
+    torn: int = 0
+    refused: int = 0
+    files_evicted: int = 0

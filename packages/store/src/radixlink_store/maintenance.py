@@ -1,16 +1,18 @@
 """What a file store holds, whether it is sound, and giving its pages up: for people, not engines.
 
 All of it works on a store that is in use, and on one that nobody has open. A path is the directory
-of a store, or one whose subdirectories are stores, as the default location is.
+of a store, or of a persistent tier, or one whose subdirectories are some, as the default location
+is.
 
 * `inspect` says what there is and changes nothing.
-* `verify` reads every page and empties those that are damaged, as a reader would.
+* `verify` reads every page and empties slots that are damaged, as a reader would.
 * `clear` gives all pages up.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import time
 from collections import Counter
@@ -25,9 +27,20 @@ from radixlink_store._directory import open_directory
 from radixlink_store._errors import map_exceptions
 from radixlink_store._file import SUFFIX, boot_id, creation_lock, map_segment, unavailable
 from radixlink_store._layout import COUNTER_ROWS
+from radixlink_store._log_file import LOG_SUFFIX
+from radixlink_store._log_maintenance import (
+    ClearedLog,
+    LogDamage,
+    LogStatus,
+    LogVerdict,
+    clear_logs,
+    inspect_logs,
+    verify_logs,
+)
 from radixlink_store._places import NO_TAG, Place
 from radixlink_store._state import STATE_MASK, SlotState, generation_of
 from radixlink_store._tally import sum_of
+from radixlink_store._unreadable import Unreadable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -38,6 +51,21 @@ if TYPE_CHECKING:
     from radixlink_store._segment import Segment
     from radixlink_store._superblock import Superblock
     from radixlink_store.counters import StoreCounters
+
+__all__ = [
+    "Cleared",
+    "ClearedLog",
+    "Damage",
+    "LogDamage",
+    "LogStatus",
+    "LogVerdict",
+    "SegmentStatus",
+    "Unreadable",
+    "Verdict",
+    "clear",
+    "inspect",
+    "verify",
+]
 
 _TIMEOUT_S: Final = 30.0
 
@@ -120,91 +148,106 @@ class Cleared:
     removed: bool
 
 
-@attrs.frozen(kw_only=True)
-class Unreadable:
-    """A file that is named like a segment and cannot be read as one; it is left alone.
-
-    Attributes:
-        file: The file.
-        why: What was expected of it, and what it is.
-    """
-
-    file: Path
-    why: str
-
-
-def inspect(path: Path) -> list[SegmentStatus | Unreadable]:
-    """What each segment at a path holds.
+def inspect(path: Path) -> list[SegmentStatus | LogStatus | Unreadable]:
+    """What each segment at a path holds, and the files of pages by layout.
 
     Raises:
         BackendUnavailableError: There is no store, or it cannot be used.
     """
+    segments, logs = _stores_at(path)
     return [
-        found if isinstance(found, Unreadable) else _status(*found) for found in _segments(path)
+        *(
+            found if isinstance(found, Unreadable) else _status(*found)
+            for found in _segments(segments)
+        ),
+        *itertools.chain.from_iterable(map(inspect_logs, logs)),
     ]
 
 
-def verify(path: Path) -> list[Verdict | Unreadable]:
-    """Read every page of each segment at a path, and empty those that are damaged.
+def verify(path: Path) -> list[Verdict | LogVerdict | Unreadable]:
+    """Read every page at a path, and empty the slots of segments that are damaged.
 
     Raises:
         BackendUnavailableError: There is no store, or it cannot be used.
 
-    Cost: all bytes of all pages, at the speed of a checksum.
+    Cost: all bytes of all pages, at the speed of a checksum or a disk.
     """
+    segments, logs = _stores_at(path)
     return [
-        found if isinstance(found, Unreadable) else _scrub(*found[:2]) for found in _segments(path)
+        *(
+            found if isinstance(found, Unreadable) else _scrub(*found[:2])
+            for found in _segments(segments)
+        ),
+        *itertools.chain.from_iterable(map(verify_logs, logs)),
     ]
 
 
-def clear(path: Path) -> list[Cleared | Unreadable]:
-    """Give up all pages of each segment at a path. What is no segment of ours is left alone.
+def clear(path: Path) -> list[Cleared | ClearedLog | Unreadable]:
+    """Give up all pages at a path. What is no file of ours is left alone.
 
     Raises:
         BackendUnavailableError: There is no store, or it cannot be used.
     """
+    segments, logs = _stores_at(path)
     return [
-        found if isinstance(found, Unreadable) else _clear(*found[:2])
-        for found in _segments(path, locked=True)
+        *(
+            found if isinstance(found, Unreadable) else _clear(*found[:2])
+            for found in _segments(segments, locked=True)
+        ),
+        *itertools.chain.from_iterable(map(clear_logs, logs)),
     ]
 
 
 def _segments(
-    path: Path, *, locked: bool = False
+    directories: list[Path], *, locked: bool = False
 ) -> Iterator[tuple[Path, Segment, Superblock] | Unreadable]:
-    """Each segment at a path, open until the next one is asked for.
+    """Each segment of some directories, open until the next one is asked for.
 
     Args:
-        path: Where stores are.
+        directories: Where segments are.
         locked: Keep others from opening and making segments meanwhile.
     """
-    directories = _stores_at(path)
-    if not directories:
-        raise BackendUnavailableError(
-            f"store: expected {path} to be a directory with segments (*{SUFFIX}), or with "
-            f"directories of them, got none; give the location of a file store"
-        )
     for directory in directories:
-        descriptor = open_directory(directory)
-        try:
-            with (
-                map_exceptions({OSError: lambda error: unavailable(path, "use the store", error)}),
-                creation_lock(descriptor, directory, _TIMEOUT_S)
-                if locked
-                else contextlib.nullcontext(),
-            ):
-                for file in sorted(directory.glob(f"*{SUFFIX}")):
-                    yield from _opened(descriptor, file)
-        finally:
-            os.close(descriptor)
+        yield from _segments_in(directory, locked=locked)
 
 
-def _stores_at(path: Path) -> list[Path]:
-    """The directories at a path that hold segments: itself, or directly below."""
-    if not path.is_dir():
-        return []
-    below = sorted(directory for directory in path.iterdir() if directory.is_dir())
-    return [directory for directory in (path, *below) if any(directory.glob(f"*{SUFFIX}"))]
+def _segments_in(
+    directory: Path, *, locked: bool
+) -> Iterator[tuple[Path, Segment, Superblock] | Unreadable]:
+    """Each segment of one directory, open until the next one is asked for."""
+    descriptor = open_directory(directory)
+    try:
+        with (
+            map_exceptions({OSError: lambda error: unavailable(directory, "use the store", error)}),
+            creation_lock(descriptor, directory, _TIMEOUT_S)
+            if locked
+            else contextlib.nullcontext(),
+        ):
+            for file in sorted(directory.glob(f"*{SUFFIX}")):
+                yield from _opened(descriptor, file)
+    finally:
+        os.close(descriptor)
+
+
+def _stores_at(path: Path) -> tuple[list[Path], list[Path]]:
+    """The directories at a path, itself or directly below, that hold segments, and files of pages.
+
+    Raises:
+        BackendUnavailableError: There is none.
+    """
+    below = sorted(path.iterdir()) if path.is_dir() else []
+    directories = [directory for directory in (path, *below) if directory.is_dir()]
+    segments, logs = (
+        [directory for directory in directories if any(directory.glob(f"*{suffix}"))]
+        for suffix in (SUFFIX, LOG_SUFFIX)
+    )
+    if not segments and not logs:
+        raise BackendUnavailableError(
+            f"store: expected {path} to be a directory with segments (*{SUFFIX}) or files of pages "
+            f"(*{LOG_SUFFIX}), or with directories of them, got none; give the location of a file "
+            f"store or of a persistent tier"
+        )
+    return segments, logs
 
 
 def _opened(descriptor: int, file: Path) -> Iterator[tuple[Path, Segment, Superblock] | Unreadable]:

@@ -52,10 +52,17 @@ class MooncakeStoreFactory:
             settings: In place of a location.
 
         Raises:
-            BackendUnavailableError: The location or its settings cannot be right, or there are two.
+            BackendUnavailableError: The location or its settings cannot be right, or there are two;
+                or a persistent tier is asked for, which is Mooncake's own.
         """
         self._config: Final = config or StoreConfig()
         location = self._config.location
+        if self._config.persistent_path or self._config.persistent_bytes:
+            raise BackendUnavailableError(
+                f"Mooncake store: expected no persistent tier, got "
+                f"{self._config.persistent_path!r} of {self._config.persistent_bytes} bytes; "
+                f"Mooncake keeps pages on disks by settings of its own"
+            )
         if settings is not None and location:
             raise BackendUnavailableError(
                 f"Mooncake store: expected a location or settings, got both: {location!r} and "

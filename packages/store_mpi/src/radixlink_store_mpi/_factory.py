@@ -70,6 +70,11 @@ class MpiStoreFactory:
                 f"MPI store: expected an empty location, got {self._config.location!r}; its pages "
                 f"are in memory and end with the job: use the file store to keep them in a place"
             )
+        if self._config.persistent_path or self._config.persistent_bytes:
+            raise BackendUnavailableError(
+                f"MPI store: expected no persistent tier, got {self._config.persistent_path!r} of "
+                f"{self._config.persistent_bytes} bytes; make the factory by mpi_stores"
+            )
         self._given: Final = comm
         self._nodes: Final = nodes or NodeSettings.from_environment()
         self._free_bytes: Final = free_bytes or free_shared_memory

@@ -1,0 +1,437 @@
+"""`PageLog`: the pages of one layout in a directory of append-only files, which others share.
+
+Theory of operation. Every process, on any node, adds to files of its own and to no other, so nothing
+is ever locked and no two writers meet. Each keeps an index of all files of its layout in its own
+memory; it is made when the log is opened, and made up for what others did since by looking at the
+directory again, at most every `rescan_s` seconds, when somebody asks for a page.
+
+Rules of the file:
+
+1. nothing here is believed before it is read: names, lists of keys and headers are hints, and only
+   a record whose header and bytes match is a page. All else is a miss and a counter;
+2. a file is opened for each batch of reads and closed again: what was evicted then is a miss, and
+   no descriptor keeps its room from being free;
+3. one thread appends; any read;
+4. what the operating system says against writing is told once, and ends it until `retry_s` seconds
+   later; reads go on. A try that goes through is told too, and all is as before. What it says
+   against reading is a miss and a counter.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import threading
+import time
+from typing import TYPE_CHECKING, Final
+
+from radixlink_contracts import PageBits
+from radixlink_contracts.errors import CapacityError, StorageError
+from radixlink_store._directory import open_directory
+from radixlink_store._errors import NO_ROOM
+from radixlink_store._log_file import LOG_SUFFIX, LogFile, LogFormat, LogWriter, name_prefix
+from radixlink_store._log_index import LogIndex
+from radixlink_store._log_room import sizes_in, to_evict
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from radixlink_contracts import PageKeys, PoolLayout
+    from radixlink_store._log_index import IndexedFile
+    from radixlink_store._settings import PersistentSettings
+    from radixlink_store._tier_tally import TierTally
+
+_LOGGER: Final = logging.getLogger("radixlink_store")
+_USED_EVERY_S: Final = 60.0
+_FILE_PART: Final = 16
+_MOST_FILE_BYTES: Final = 1 << 28
+
+
+class PageLog:
+    """Pages in files.
+
+    Thread: any, but for `append` and `close`: one at a time.
+    """
+
+    def __init__(
+        self,
+        layout: PoolLayout,
+        settings: PersistentSettings,
+        tally: TierTally,
+        clock: Callable[[], float] = time.monotonic,
+        report: Callable[[str], None] = _LOGGER.warning,
+    ) -> None:
+        """Find the pages that are there.
+
+        Args:
+            layout: Whose pages.
+            settings: Where, and how much.
+            tally: Counts what is done.
+            clock: Seconds.
+            report: Takes what people should know: that writing ended, and that it goes on.
+
+        Raises:
+            BackendUnavailableError: The directory cannot be used.
+            CapacityError: Not one page fits.
+
+        Cost: a read of 32 bytes for each record in sealed files, a small read for each in others.
+        """
+        self._layout: Final = layout
+        self._settings: Final = settings
+        self._tally: Final = tally
+        self._clock: Final = clock
+        self._report: Final = report
+        self._format: Final = LogFormat(layout)
+        self._prefix: Final = name_prefix(layout.fingerprint)
+        self._file_bytes: Final = _file_bytes(self._format, settings)
+        self._index: Final = LogIndex()
+        self._directory: Final = open_directory(settings.path)
+        self._names: Final = os.urandom(8).hex()
+        self._turn = 0
+        self._writer: tuple[LogWriter, IndexedFile] | None = None
+        #: Until when nothing is written; None while all is well.
+        self._paused_until: float | None = None
+        #: Held while the directory is looked at.
+        self._scanning: Final = threading.Lock()
+        self._scan_at = clock()
+        #: Files under our prefix that cannot be read.
+        self._strange: Final[set[str]] = set()
+        self.refresh()
+
+    def __len__(self) -> int:
+        """How many pages can be found."""
+        return len(self._index)
+
+    def __contains__(self, key: bytes) -> bool:
+        """True when a page can be found, by what is known now."""
+        return key in self._index
+
+    # --- reading ---------------------------------------------------------------------------------
+
+    def find(self, keys: PageKeys) -> PageBits:
+        """Which pages can be found; looks at the directory again if it is time to.
+
+        Cost: a look into a dict for each page.
+        """
+        self._refresh_if_due()
+        index = self._index
+        mask = 0
+        if len(index):
+            for page, key in enumerate(keys):
+                if key in index:
+                    mask |= 1 << page
+        return PageBits(mask, len(keys))
+
+    def use(self, keys: PageKeys) -> None:
+        """Say that pages are used, so that their files stay."""
+        files = {found[0].serial: found[0] for found in map(self._index.find, keys) if found}
+        for file in files.values():
+            self._use(file)
+
+    def read(self, keys: PageKeys, columns: Sequence[memoryview]) -> PageBits:
+        """Read whole pages.
+
+        Args:
+            keys: The pages.
+            columns: One for each layer range, writable. Shape: (num_pages, range_bytes[r]) bytes.
+
+        Returns:
+            Which rows hold the right bytes; the others hold anything.
+        """
+        mask = 0
+        left: Sequence[int] = range(len(keys))
+        # A page may have an older record that is sound.
+        while left:
+            right, left = self._read_found(keys, left, columns)
+            mask |= right
+        return PageBits(mask, len(keys))
+
+    def _read_found(
+        self, keys: PageKeys, pages: Sequence[int], columns: Sequence[memoryview]
+    ) -> tuple[int, list[int]]:
+        """Read some pages where the index finds them now.
+
+        Returns:
+            The bits of those that are right, and those whose record is found no more since.
+        """
+        by_file: dict[int, tuple[IndexedFile, list[tuple[int, int]]]] = {}
+        for page in pages:
+            found = self._index.find(keys[page])
+            if found is not None:
+                by_file.setdefault(found[0].serial, (found[0], []))[1].append((page, found[1]))
+        mask, forgotten = 0, []
+        for file, places in by_file.values():
+            try:
+                path = self._settings.path / file.name
+                opened = LogFile.reopen(self._directory, path, file.file_id, self._format)
+            except FileNotFoundError:
+                self._index.drop(file)
+                forgotten += [page for page, _ in places]
+                continue
+            except (OSError, StorageError):
+                self._tally.add(read_failed=len(places))
+                continue
+            with contextlib.closing(opened):
+                for page, number in places:
+                    ranges = [
+                        column[page * size : (page + 1) * size]
+                        for column, size in zip(columns, self._layout.range_bytes, strict=True)
+                    ]
+                    sound = self._read_one(opened, number, keys[page], ranges)
+                    if sound:
+                        mask |= 1 << page
+                    elif sound is False:
+                        self._index.forget(file, number)
+                        forgotten.append(page)
+            self._use(file)
+        return mask, forgotten
+
+    def _read_one(
+        self, opened: LogFile, number: int, key: bytes, ranges: Sequence[memoryview]
+    ) -> bool | None:
+        """Read one page: whether it is sound, or None if the disk fails."""
+        try:
+            head = opened.read(number, ranges)
+        except OSError:
+            self._tally.add(read_failed=1)
+            return None
+        if head is not None and head.key == key and head.damaged_range(ranges) is None:
+            return True
+        self._tally.add(corrupt=1)
+        return False
+
+    def _use(self, file: IndexedFile) -> None:
+        now = self._clock()
+        if now - file.used_at >= _USED_EVERY_S:
+            file.used_at = now
+            with contextlib.suppress(OSError):
+                os.utime(file.name, dir_fd=self._directory)
+
+    # --- what others did -------------------------------------------------------------------------
+
+    def refresh(self) -> None:
+        """Know what is in the directory now; done by one thread at a time, others do without.
+
+        Cost: a list of the directory, a look at each file that is not sealed, and a read of what is
+        new.
+        """
+        if not self._scanning.acquire(blocking=False):
+            return
+        try:
+            self._scan_at = self._clock() + self._settings.rescan_s
+            self._rescan()
+        except OSError:
+            self._tally.add(read_failed=1)
+        finally:
+            self._scanning.release()
+
+    def _refresh_if_due(self) -> None:
+        if self._clock() >= self._scan_at:
+            self.refresh()
+
+    def _rescan(self) -> None:
+        # Known first: a file of our own that comes in between is in neither list.
+        known = {file.name: file for file in self._index.files}
+        names = {
+            name
+            for name in os.listdir(self._directory)  # noqa: PTH208 - a descriptor, not a path
+            if name.startswith(self._prefix) and name.endswith(LOG_SUFFIX)
+        }
+        for name, file in known.items():
+            if name not in names:
+                self._index.drop(file)
+            elif not file.sealed and not file.ours:
+                self._adopt(name, file)
+        # A file of our own comes into the index before it has its name.
+        ours = {file.name for file in self._index.files}
+        for name in sorted(names - ours - self._strange):
+            self._adopt(name, None)
+        self._strange.intersection_update(names)
+
+    def _adopt(self, name: str, file: IndexedFile | None) -> None:
+        """Know what a file of others has, that was not known."""
+        path = self._settings.path / name
+        try:
+            opened = (
+                LogFile.open(self._directory, path)
+                if file is None
+                else LogFile.reopen(self._directory, path, file.file_id, self._format)
+            )
+        except FileNotFoundError:
+            return
+        except (OSError, StorageError):
+            self._refuse(name)
+            return
+        try:
+            if opened.format.layout == self._layout:
+                self._take_in(opened, file or self._index.add_file(name, opened.file_id))
+            else:
+                self._refuse(name)
+        except OSError:
+            self._tally.add(read_failed=1)
+        finally:
+            opened.close()
+
+    def _take_in(self, opened: LogFile, file: IndexedFile) -> None:
+        """Know what a file has, that was not known.
+
+        Raises:
+            OSError: It cannot be read.
+        """
+        known = len(file.keys)
+        # Asked first: what is read after that is all there will be.
+        sealed = opened.sealed
+        listed = opened.listed_keys() if sealed else None
+        if listed is not None:
+            self._index.extend(file, listed[known:])
+        else:
+            scan = opened.scan(known)
+            self._index.extend(file, scan.keys)
+            # The rest of a file that somebody writes is looked at again; it counts once.
+            rest = scan.rest if sealed or not known else 0
+            self._tally.add(torn=rest + scan.keys.count(None))
+        file.sealed = sealed
+
+    def _refuse(self, name: str) -> None:
+        """Look at a file no more, unless somebody may be about to write its head."""
+        with contextlib.suppress(OSError):
+            if os.stat(name, dir_fd=self._directory, follow_symlinks=False).st_size > 0:
+                self._strange.add(name)
+                self._tally.add(refused=1)
+
+    # --- writing ---------------------------------------------------------------------------------
+
+    def pause_s(self) -> float:
+        """For how many seconds nothing will be written; 0 if it would be tried now."""
+        return max(0.0, (self._paused_until or 0.0) - self._clock())
+
+    def append(self, key: bytes, ranges: Sequence[memoryview]) -> bool:
+        """Write a page, unless writing has ended for now.
+
+        Args:
+            key: The page.
+            ranges: Its layer ranges. Shape: each of its own length.
+
+        Returns:
+            Whether it is in a file.
+
+        Cost: a checksum and a copy of the page; at times a new file and a look at the directory.
+        """
+        if self.pause_s():
+            return False
+        try:
+            writer, file = self._file_with_room()
+            writer.append(key, ranges)
+        except OSError as error:
+            self._pause(error)
+            return False
+        self._index.extend(file, [key])
+        self._tally.add(written=1)
+        if self._paused_until is not None:
+            self._paused_until = None
+            self._report(f"{self._settings.path}: pages are written again")
+        return True
+
+    def close(self) -> None:
+        """Seal the file that is being written, and close the directory."""
+        try:
+            if self._writer is not None:
+                self._seal()
+        except OSError as error:
+            self._pause(error)
+        finally:
+            os.close(self._directory)
+
+    def _file_with_room(self) -> tuple[LogWriter, IndexedFile]:
+        """The file to write to.
+
+        Raises:
+            OSError: There is no room, or the disk fails.
+        """
+        if self._writer is not None:
+            writer, file = self._writer
+            if not writer.is_linked:
+                self._writer = None
+                writer.close()
+                self._index.drop(file)
+            elif writer.num_bytes_with_one_more > self._file_bytes:
+                self._seal()
+        if self._writer is None:
+            self._make_room()
+            self._turn += 1
+            name = f"{self._prefix}{self._names}-{self._turn:08x}{LOG_SUFFIX}"
+            file_id = int.from_bytes(os.urandom(8), "little")
+            # Before it has its name, so that no scan takes it for another's.
+            file = self._index.add_file(name, file_id, ours=True)
+            try:
+                writer = LogWriter(self._directory, name, file_id, self._format)
+            except OSError:
+                self._index.drop(file)
+                raise
+            self._writer = writer, file
+        return self._writer
+
+    def _seal(self) -> None:
+        """End the file that is being written.
+
+        Raises:
+            OSError: There is no room, or the disk fails; the file is ended all the same.
+        """
+        assert self._writer is not None
+        (writer, _), self._writer = self._writer, None
+        try:
+            writer.seal()
+        finally:
+            writer.close()
+
+    def _make_room(self) -> None:
+        """Evict what is in the way of one more file.
+
+        Raises:
+            OSError: The directory cannot be listed, or a file not be removed.
+        """
+        sizes = sizes_in(self._directory)
+        for size in to_evict(sizes, self._settings.capacity_bytes, self._file_bytes):
+            # Somebody else may have been faster.
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(size.name, dir_fd=self._directory)
+                self._tally.add(files_evicted=1)
+            for file in self._index.files:
+                if file.name == size.name:
+                    self._index.drop(file)
+
+    def _pause(self, error: OSError) -> None:
+        """Write nothing for a while, and say so if it is news."""
+        self._tally.add(write_failed=1)
+        if self._paused_until is None:
+            what = "there is no room" if error.errno in NO_ROOM else "the disk fails"
+            self._report(
+                f"{self._settings.path}: expected to write pages, got {error.strerror} (errno "
+                f"{error.errno}): {what}. Pages that are there are read as before, no others are "
+                f"written; that is tried again every {self._settings.retry_s} s"
+            )
+        if self._writer is not None and error.errno not in NO_ROOM:
+            # Perhaps another part of the disk is sound.
+            (writer, file), self._writer = self._writer, None
+            file.ours = False
+            writer.close()
+        self._paused_until = self._clock() + self._settings.retry_s
+
+
+def _file_bytes(format_: LogFormat, settings: PersistentSettings) -> int:
+    """How long a file may get: one record at least.
+
+    Raises:
+        CapacityError: That does not fit.
+    """
+    least = format_.sealed_bytes(1)
+    if least > settings.capacity_bytes:
+        raise CapacityError(
+            f"{settings.path}: expected room for a file of one page, {least} bytes with its "
+            f"headers, got a capacity of {settings.capacity_bytes}",
+            needed=least,
+            available=settings.capacity_bytes,
+        )
+    part = min(settings.capacity_bytes // _FILE_PART, _MOST_FILE_BYTES)
+    return max(least, part if settings.file_bytes is None else settings.file_bytes)

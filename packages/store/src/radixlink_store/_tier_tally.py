@@ -1,0 +1,32 @@
+"""What a tier of files counts."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from typing import Final
+
+from radixlink_store.counters import TierCounters
+
+
+class TierTally:
+    """The counters of one opened tier.
+
+    Thread: any.
+    """
+
+    def __init__(self) -> None:
+        """Start at nothing."""
+        self._mutex: Final = threading.Lock()
+        self._counts: Final[Counter[str]] = Counter()
+
+    def add(self, **counts: int) -> None:
+        """Add to counters by the names that `TierCounters` gives them."""
+        with self._mutex:
+            self._counts.update(counts)
+
+    @property
+    def counters(self) -> TierCounters:
+        """What was counted so far."""
+        with self._mutex:
+            return TierCounters(**self._counts)

@@ -1,0 +1,132 @@
+"""What waits to be written, and the thread that writes it.
+
+A call that stores pages must not wait for a disk, so it leaves their keys here; the pages wait
+where they are. The queue is bounded by the bytes of these pages: what is too much is refused, and
+the caller counts it.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from radixlink_contracts import PageKeys
+
+
+class WriteBehind:
+    """A queue of pages, and one thread.
+
+    Thread: any.
+    """
+
+    def __init__(
+        self,
+        write: Callable[[PageKeys], PageKeys],
+        pause_s: Callable[[], float],
+        end: Callable[[], None],
+        max_pages: int,
+    ) -> None:
+        """Start nothing yet; the thread starts with the first pages.
+
+        Args:
+            write: Writes pages, in the thread. Returns those that have to wait.
+            pause_s: For how many seconds it makes no sense to write.
+            end: Called once when nothing will be written any more; by the thread, if there was one.
+            max_pages: How many may wait.
+        """
+        self._write: Final = write
+        self._pause_s: Final = pause_s
+        self._end: Final = end
+        self._max_pages: Final = max_pages
+        self._changed: Final = threading.Condition()
+        self._waiting: Final[deque[PageKeys]] = deque()
+        #: Pages that wait or are being written.
+        self._num_pages = 0
+        self._thread: threading.Thread | None = None
+        self._ended = False
+        #: When closing gives up, by `time.monotonic`; None while open.
+        self._deadline: float | None = None
+
+    def offer(self, keys: PageKeys) -> int:
+        """Leave pages to be written.
+
+        Returns:
+            How many are refused: they are too many, or this was closed. The first ones are taken.
+        """
+        with self._changed:
+            room = 0 if self._deadline is not None else self._max_pages - self._num_pages
+            taken = keys if len(keys) <= room else keys.span(0, max(0, room))
+            if len(taken):
+                self._waiting.append(taken)
+                self._num_pages += len(taken)
+                if self._thread is None:
+                    self._thread = threading.Thread(
+                        target=self._run, name="radixlink-write-behind", daemon=True
+                    )
+                    self._thread.start()
+                self._changed.notify_all()
+            return len(keys) - len(taken)
+
+    def flush(self, timeout_s: float) -> bool:
+        """Wait until all that was left here before is written, or cannot be.
+
+        Returns:
+            Whether that is so; False after the time is up.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: not self._num_pages or self._ended, timeout_s)
+            return not self._num_pages
+
+    def close(self, timeout_s: float) -> int:
+        """Take no more, write what waits as far as time allows, and end the thread.
+
+        A thread that waits for a disk beyond that is left to end by itself. Idempotent.
+
+        Returns:
+            How many pages were not written.
+        """
+        with self._changed:
+            if self._deadline is not None:
+                return 0
+            self._deadline = time.monotonic() + timeout_s
+            self._changed.notify_all()
+        if self._thread is None:
+            self._end()
+            return 0
+        self._thread.join(timeout_s + 1.0)
+        with self._changed:
+            return self._num_pages
+
+    def _run(self) -> None:
+        """Write until closed."""
+        try:
+            while (keys := self._next()) is not None:
+                rest = self._write(keys)
+                with self._changed:
+                    self._num_pages -= len(keys) - len(rest)
+                    if len(rest):
+                        self._waiting.appendleft(rest)
+                    self._changed.notify_all()
+        finally:
+            with self._changed:
+                self._ended = True
+                self._changed.notify_all()
+            self._end()
+
+    def _next(self) -> PageKeys | None:
+        """The pages to write next, once there are some and it makes sense; None for the end."""
+        with self._changed:
+            while True:
+                pause_s = self._pause_s()
+                if self._deadline is not None and (
+                    not self._waiting or pause_s or time.monotonic() >= self._deadline
+                ):
+                    return None
+                if self._waiting and not pause_s:
+                    return self._waiting.popleft()
+                self._changed.wait(pause_s or None)

@@ -1,0 +1,355 @@
+"""Files of pages: who finds them, who evicts them, and what becomes of them when the disk is full."""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+import stat
+from typing import TYPE_CHECKING
+
+import attrs
+import pytest
+
+from radixlink_contracts import PageBits, Shard
+from radixlink_contracts.errors import BackendUnavailableError, CapacityError
+from radixlink_store._log_file import LOG_SUFFIX, LogFormat
+from radixlink_store._log_room import FileSize, to_evict
+from radixlink_testing.pages import page_key, page_keys
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from packages.store.tests.conftest import MakeLog, NumberedLog, StillClock
+
+    from radixlink_contracts import PoolLayout
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Path:
+    """The directory of the logs."""
+    return tmp_path / "files"
+
+
+def paths(files: Path) -> list[Path]:
+    """The files of pages, in order of their names."""
+    return sorted(files.glob(f"*{LOG_SUFFIX}"))
+
+
+def room_for(layout: PoolLayout, num_records: int) -> int:
+    """How long a file of so many records is."""
+    return LogFormat(layout).sealed_bytes(num_records)
+
+
+def put_all(log: NumberedLog, pages: range) -> None:
+    for page in pages:
+        assert log.put(page)
+
+
+# --- who finds what -------------------------------------------------------------------------------
+
+
+def test_pages_are_found_by_the_next_job(make_log: MakeLog, layout: PoolLayout) -> None:
+    first = make_log(file_bytes=room_for(layout, 4))
+    put_all(first, range(10))
+    assert first.held(range(12)) == list(range(10))
+    first.close()
+    again = make_log()
+    assert len(again.log) == 10
+    assert again.held(range(12)) == list(range(10))
+    assert again.tally.counters.torn == 0
+
+
+def test_pages_of_a_process_that_never_closed_are_found(make_log: MakeLog) -> None:
+    put_all(make_log(), range(5))
+    assert make_log().held(range(5)) == list(range(5))
+
+
+def test_pages_that_others_write_are_found_when_it_is_time_to_look(
+    make_log: MakeLog, layout: PoolLayout, clock: StillClock
+) -> None:
+    writer = make_log(file_bytes=room_for(layout, 3))
+    reader = make_log(rescan_s=5.0)
+    put_all(writer, range(7))
+    assert reader.held(range(8)) == []
+    clock.now += 5
+    assert reader.held(range(8)) == list(range(7))
+    # Into the same file, which is not sealed, and into new ones.
+    put_all(writer, range(7, 16))
+    assert reader.held(range(16)) == list(range(7))
+    clock.now += 5
+    assert reader.held(range(16)) == list(range(16))
+    assert reader.tally.counters.torn == 0
+
+
+def test_logs_of_one_directory_write_files_of_their_own(make_log: MakeLog, files: Path) -> None:
+    logs = [make_log() for _ in range(3)]
+    for page in range(9):
+        assert logs[page % 3].put(page)
+    assert len(paths(files)) == 3
+    for log in logs:
+        assert log.held(range(9)) == list(range(9))
+
+
+def test_layouts_of_one_directory_are_kept_apart(make_log: MakeLog, layout: PoolLayout) -> None:
+    identity = attrs.evolve(layout.identity, revision="2")
+    others = [
+        attrs.evolve(layout, identity=identity),
+        attrs.evolve(layout, shard=Shard(index=1, count=2)),
+    ]
+    put_all(make_log(), range(5))
+    for other in others:
+        log = make_log(layout=other)
+        assert log.held(range(5)) == []
+        assert log.tally.counters.refused == 0
+        put_all(log, range(2))
+    assert make_log().held(range(5)) == list(range(5))
+
+
+# --- what files are -------------------------------------------------------------------------------
+
+
+def test_files_are_for_the_owner_alone_and_read_only_once_sealed(
+    make_log: MakeLog, layout: PoolLayout, files: Path
+) -> None:
+    log = make_log(file_bytes=room_for(layout, 2))
+    put_all(log, range(3))
+    assert stat.S_IMODE(files.stat().st_mode) == 0o700
+    assert [stat.S_IMODE(path.stat().st_mode) for path in paths(files)] == [0o400, 0o600]
+    log.close()
+    assert [stat.S_IMODE(path.stat().st_mode) for path in paths(files)] == [0o400, 0o400]
+    assert paths(files)[0].stat().st_size == room_for(layout, 2)
+
+
+def test_directory_that_is_a_symbolic_link_is_refused(make_log: MakeLog, files: Path) -> None:
+    files.with_name("real").mkdir(mode=0o700)
+    files.symlink_to(files.with_name("real"))
+    with pytest.raises(BackendUnavailableError, match="symbolic link"):
+        make_log()
+
+
+@pytest.mark.parametrize("what", ["text", "version", "link", "fifo", "directory"])
+def test_file_that_is_none_of_ours_is_left_alone_and_counted(
+    make_log: MakeLog, files: Path, what: str
+) -> None:
+    first = make_log()
+    put_all(first, range(3))
+    (ours,) = paths(files)
+    strange = ours.with_name(ours.name.replace(LOG_SUFFIX, f"0{LOG_SUFFIX}"))
+    match what:
+        case "text":
+            strange.write_bytes(b"my thesis\n" * 1000)
+        case "version":
+            data = bytearray(ours.read_bytes())
+            data[8] += 1
+            strange.write_bytes(data)
+        case "link":
+            strange.symlink_to(ours)
+        case "fifo":
+            os.mkfifo(strange)
+        case _:
+            strange.mkdir()
+    log = make_log()
+    assert log.held(range(3)) == [0, 1, 2]
+    assert log.tally.counters.refused == (what != "fifo")
+    assert strange.exists()
+
+
+# --- room -----------------------------------------------------------------------------------------
+
+
+def test_directory_stays_within_its_capacity_and_the_oldest_files_go(
+    make_log: MakeLog, layout: PoolLayout, files: Path
+) -> None:
+    capacity = 4 * room_for(layout, 5)
+    log = make_log(capacity_bytes=capacity, file_bytes=room_for(layout, 5))
+    for page in range(60):
+        assert log.put(page)
+        assert sum(path.stat().st_size for path in paths(files)) <= capacity
+        # Three whole files, and what there is of the fourth.
+        assert log.held(range(60)) == list(range(max(0, page // 5 * 5 - 15), page + 1))
+    assert log.tally.counters.files_evicted == 8
+    log.close()
+    assert make_log().held(range(60)) == list(range(40, 60))
+
+
+def test_file_that_is_read_from_outlives_those_that_are_not(
+    make_log: MakeLog, layout: PoolLayout, files: Path
+) -> None:
+    one = room_for(layout, 2)
+    writer = make_log(capacity_bytes=4 * one, file_bytes=one)
+    put_all(writer, range(6))
+    for number, path in enumerate(paths(files)):
+        os.utime(path, (1000 + number, 1000 + number))
+    reader = make_log()
+    assert reader.held([0]) == [0]
+    put_all(writer, range(6, 10))
+    assert make_log().held(range(10)) == [0, 1, 4, 5, 6, 7, 8, 9]
+
+
+def test_two_that_make_room_at_once_are_both_right(
+    make_log: MakeLog, layout: PoolLayout, files: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = room_for(layout, 2)
+    logs = [make_log(capacity_bytes=3 * one, file_bytes=one) for _ in range(2)]
+    put_all(logs[0], range(4))
+    unlink = os.unlink
+
+    def both(name: str, *, dir_fd: int) -> None:
+        monkeypatch.setattr(os, "unlink", unlink)
+        # The other one comes in between, and removes what this one chose.
+        assert logs[1].put(100)
+        unlink(name, dir_fd=dir_fd)
+
+    put_all(logs[0], range(4, 6))
+    monkeypatch.setattr(os, "unlink", both)
+    assert logs[0].put(6)
+    for log in logs:
+        assert log.held([*range(7), 100]) == [2, 3, 4, 5, 6, 100]
+    assert [log.tally.counters.files_evicted for log in logs] == [0, 1]
+
+
+def test_writer_whose_file_others_evicted_begins_another(make_log: MakeLog, files: Path) -> None:
+    log = make_log()
+    put_all(log, range(2))
+    paths(files)[0].unlink()
+    put_all(log, range(2, 4))
+    assert log.held(range(4)) == [2, 3]
+    assert make_log().held(range(4)) == [2, 3]
+
+
+def test_file_that_goes_between_look_up_and_read_is_a_miss(make_log: MakeLog, files: Path) -> None:
+    put_all(make_log(), range(2))
+    reader = make_log(rescan_s=1000.0)
+    paths(files)[0].unlink()
+    assert reader.log.find(page_keys(range(2))) == PageBits.all(2)
+    assert reader.held(range(2)) == []
+    assert reader.log.find(page_keys(range(2))) == PageBits.none(2)
+
+
+def test_capacity_below_one_page_is_refused(make_log: MakeLog, layout: PoolLayout) -> None:
+    least = room_for(layout, 1)
+    with pytest.raises(CapacityError, match="room for a file of one page") as caught:
+        make_log(capacity_bytes=least - 1)
+    assert (caught.value.needed, caught.value.available) == (least, least - 1)
+    log = make_log(capacity_bytes=least)
+    put_all(log, range(3))
+    assert log.held(range(3)) == [2]
+
+
+def test_what_goes_is_least_recently_used_and_no_more_than_is_needed() -> None:
+    sizes = [FileSize(used_ns=age, name=str(age), num_bytes=10) for age in range(5)]
+    assert to_evict(sizes, capacity_bytes=60, needed_bytes=10) == []
+    assert to_evict(sizes, capacity_bytes=59, needed_bytes=10) == sizes[:1]
+    assert to_evict(sizes, capacity_bytes=40, needed_bytes=10) == sizes[:2]
+    assert to_evict(sizes, capacity_bytes=5, needed_bytes=10) == sizes
+
+
+# --- a disk that says no --------------------------------------------------------------------------
+
+
+@pytest.fixture
+def limit() -> Iterator[None]:
+    """Restores the limit of a file's length."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.usefixtures("limit")
+def test_no_room_ends_writing_until_there_is_some_and_is_told_once(
+    make_log: MakeLog, layout: PoolLayout, files: Path, clock: StillClock
+) -> None:
+    log = make_log()
+    put_all(log, range(2))
+    _, most = resource.getrlimit(resource.RLIMIT_FSIZE)
+    # In the middle of the third record.
+    half = LogFormat(layout).offset(2) + 100
+    resource.setrlimit(resource.RLIMIT_FSIZE, (half, most))
+    assert not log.put(2)
+    assert paths(files)[0].stat().st_size == LogFormat(layout).offset(2)
+    # Not tried again for a while, and then in vain.
+    assert log.log.pause_s() == 10
+    assert not log.put(3)
+    clock.now += 10
+    assert log.log.pause_s() == 0
+    assert not log.put(3)
+    assert log.tally.counters.write_failed == 2
+    assert log.held(range(4)) == [0, 1]
+    (told,) = log.told
+    assert "there is no room" in told
+    assert str(files) in told
+    resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
+    assert not log.put(3)
+    clock.now += 10
+    put_all(log, range(3, 6))
+    assert log.told[1:] == [f"{files}: pages are written again"]
+    assert make_log().held(range(6)) == [0, 1, 3, 4, 5]
+
+
+@pytest.mark.usefixtures("limit")
+def test_no_room_for_a_new_file_leaves_none(make_log: MakeLog, files: Path) -> None:
+    log = make_log()
+    _, most = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10, most))
+    assert not log.put(0)
+    assert paths(files) == []
+
+
+@pytest.mark.usefixtures("limit")
+def test_no_room_for_the_list_of_keys_leaves_the_records(
+    make_log: MakeLog, layout: PoolLayout
+) -> None:
+    log = make_log()
+    put_all(log, range(2))
+    _, most = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (LogFormat(layout).offset(2) + 20, most))
+    log.close()
+    resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
+    assert len(log.told) == 1
+    assert make_log().held(range(2)) == [0, 1]
+
+
+def test_disk_that_fails_is_tried_again_in_another_file(
+    make_log: MakeLog, files: Path, clock: StillClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = make_log()
+    put_all(log, range(2))
+
+    def fails(*_: object) -> int:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(os, "pwritev", fails)
+    assert not log.put(2)
+    monkeypatch.undo()
+    assert "the disk fails" in log.told[0]
+    clock.now += 10
+    put_all(log, range(2, 4))
+    assert len(paths(files)) == 2
+    assert log.held(range(4)) == [0, 1, 2, 3]
+    assert make_log().held(range(4)) == [0, 1, 2, 3]
+
+
+def test_disk_that_cannot_be_read_is_a_miss_and_a_counter(
+    make_log: MakeLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = make_log()
+    put_all(log, range(2))
+
+    def fails(*_: object) -> int:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(os, "preadv", fails)
+    assert log.held(range(2)) == []
+    assert log.tally.counters.read_failed == 2
+    monkeypatch.undo()
+    assert log.held(range(2)) == [0, 1]
+    assert log.tally.counters.corrupt == 0
+
+
+def test_key_is_that_of_the_page(make_log: MakeLog) -> None:
+    log = make_log()
+    put_all(log, range(1))
+    assert page_key(0) in log.log
+    assert page_key(1) not in log.log
