@@ -103,9 +103,7 @@ def mpirun() -> Mpirun:
         # A rank that is killed leaves its shared memory behind: 16 MiB in /dev/shm, unless elsewhere.
         with tempfile.TemporaryDirectory(dir=SHARED_MEMORY) as backing:
             backed = {"OMPI_MCA_btl_sm_backing_directory": backing}
-            # A program may import what a test has, as tests do: see `pythonpath` in tox.ini.
-            path = {"PYTHONPATH": f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
-            environment = QUIET_ENVIRONMENT | os.environ | backed | path
+            environment = QUIET_ENVIRONMENT | os.environ | backed | _path()
             return _run_all([command], [environment], timeout_s)[0]
 
     return run
@@ -125,7 +123,8 @@ def spawn() -> Spawn:
             "MASTER_PORT": str(_free_port()),
         }
         environments = [
-            QUIET_ENVIRONMENT | os.environ | shared | {"RANK": str(rank)} for rank in range(ranks)
+            QUIET_ENVIRONMENT | os.environ | shared | _path() | {"RANK": str(rank)}
+            for rank in range(ranks)
         ]
         return _run_all([command] * ranks, environments, timeout_s)
 
@@ -142,6 +141,11 @@ def _find_launcher() -> str | None:
     """The launcher of this interpreter's environment, else whatever PATH has."""
     beside = Path(sys.executable).parent / "mpirun"
     return str(beside) if beside.exists() else shutil.which("mpirun")
+
+
+def _path() -> dict[str, str]:
+    """A program may import what a test has, as tests do: see `pythonpath` in tox.ini."""
+    return {"PYTHONPATH": f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
 
 
 def _free_port() -> int:
