@@ -12,6 +12,7 @@ from tests.integration.linker.cases.registry import HYBRIDS, LAYERS, case
 from radixlink_contracts import (
     ExternalLinkerLoadPhase,
     ExternalMatch,
+    IncLockRefParams,
     LoadMiss,
     PoolName,
     RequestId,
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from tests.integration.linker.cases.job import Engine, Job
     from tests.integration.linker.models import Model
 
-    from radixlink_contracts import ComponentType, LinkerComponent
+    from radixlink_contracts import ComponentType, LinkerComponent, NodeId
 
 TOKENS = range(1, 9)
 """Four pages."""
@@ -118,44 +119,54 @@ def an_admitted_load_whose_request_goes_before_the_start_moves_nothing(
 def commit_keeps_what_the_tree_took_of_each_component(job: Job, model: Model) -> None:
     """Of four loaded pages somebody computes the first and third meanwhile, window and all.
 
-    The tree takes the second and fourth, of both components, and its windows are beside its own
-    full slots everywhere.
+    The tree takes the second and fourth: of both components, or the windows alone where somebody
+    reads its own full pages. All its windows are beside its full slots then.
     """
-    engine = job.engine(attrs.evolve(model, window=8))
-    pair = engine.device.pair
-    assert pair is not None
-    prefix, whole = range(1, 9), range(1, 17)
-    engine.store_all(whole)
-    engine.compute(prefix)
-    engine.settle()
-    operation = engine.queue("a", whole)
-    full, window = engine.transfers_of(operation)
-    assert (full.name, window.name) == (PoolName.KV, PoolName.SWA)
-    loaded, loaded_window = full.device_indices, window.device_indices
-    assert loaded is not None
-    assert loaded_window is not None
-    assert len(loaded) == len(loaded_window) == 8
-    engine.start()
-    for end, floor in ((10, 0), (12, 12), (14, 12), (16, 16)):
-        compute_above(engine, whole[:end], floor)
-    while engine.cache.num_outstanding > 1:
-        for other in engine.by_hand.started:
-            if other != operation:
-                engine.by_hand.run(other)
-        engine.step()
-    (first, second, third, fourth) = (node.device_indices.tolist() for node in engine.nodes()[-4:])
-    engine.by_hand.run(operation)
-    assert engine.step().landed == ("a",)
-    path = [node.device_indices.tolist() for node in engine.nodes()[-4:]]
-    assert path == [first, loaded[2:4].tolist(), third, loaded[6:8].tolist()]
-    assert second != path[1]
-    assert fourth != path[3]
-    windows = pair.swa_indices(loaded)
-    assert windows[2:4].tolist() == loaded_window[2:4].tolist()
-    assert windows[6:8].tolist() == loaded_window[6:8].tolist()
-    assert engine.match("a", whole).device_prefix_len == 16
-    engine.settle()
-    assert engine.in_use == (16, 16)
+    for is_read in (False, True):
+        engine = job.engine(attrs.evolve(model, window=8))
+        pair = engine.device.pair
+        assert pair is not None
+        prefix, whole = range(1, 9), range(1, 17)
+        engine.store_all(whole)
+        engine.compute(prefix)
+        engine.settle()
+        operation = engine.queue("a", whole)
+        full, window = engine.transfers_of(operation)
+        assert (full.name, window.name) == (PoolName.KV, PoolName.SWA)
+        loaded, loaded_window = full.device_indices, window.device_indices
+        assert loaded is not None
+        assert loaded_window is not None
+        assert len(loaded) == len(loaded_window) == 8
+        engine.start()
+        for end, floor in ((10, 0), (12, 12), (14, 12), (16, 16)):
+            compute_above(engine, whole[:end], floor)
+        while engine.cache.num_outstanding > 1:
+            for other in engine.by_hand.started:
+                if other != operation:
+                    engine.by_hand.run(other)
+            engine.step()
+        before = [node.device_indices.tolist() for node in engine.nodes()[-4:]]
+        assert [node.has_swa for node in engine.nodes()[-4:]] == [True, False, True, False]
+        if is_read:
+            lock_full(engine, engine.nodes()[-1].node_id)
+        engine.by_hand.run(operation)
+        assert engine.step().landed == ("a",)
+        pages = [node.device_indices for node in engine.nodes()[-4:]]
+        taken = loaded.tolist()
+        assert [page.tolist() for page in pages] == (
+            before if is_read else [before[0], taken[2:4], before[2], taken[6:8]]
+        )
+        assert pair.swa_indices(pages[1]).tolist() == loaded_window[2:4].tolist()
+        assert pair.swa_indices(pages[3]).tolist() == loaded_window[6:8].tolist()
+        assert engine.match("a", whole).device_prefix_len == 16
+        engine.settle()
+        assert engine.in_use == (16, 16)
+
+
+def lock_full(engine: Engine, node_id: NodeId) -> None:
+    """Somebody reads the full pages of a path."""
+    receipt = engine.cache.inc_lock_ref(IncLockRefParams(node_id=node_id))
+    engine.locks.append(engine.tree.dec_swa_lock_only(receipt.to_dec_params()))
 
 
 def compute_above(engine: Engine, tokens: range, floor: int) -> None:
