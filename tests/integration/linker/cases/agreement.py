@@ -14,7 +14,7 @@ from tests.integration.linker.cases.job import SETTINGS
 from tests.integration.linker.cases.registry import LAYERS, case
 from tests.integration.linker.rank import Rank
 
-from radixlink_contracts import ExternalMatch, LoadWaiting, StepReport
+from radixlink_contracts import ExternalMatch, LoadWaiting, RequestId, StepReport
 from radixlink_contracts.errors import AgreementError
 from radixlink_testing.rank_groups import SLACK_S, check_names_the_missing
 
@@ -102,6 +102,24 @@ def an_iteration_meets_twice_with_64_layer_wise_loads_in_its_batch(job: Job, mod
     engine.retire()
     engine.executor.held = False
     engine.executor.release()
+
+
+@case("rule 4", kinds=LAYERS)
+def the_frame_of_a_launch_speaks_of_its_loads_alone(job: Job, model: Model) -> None:
+    engine = job.engine(model, by_hand=False)
+    engine.store_all(TOKENS)
+    engine.ask("a", TOKENS)
+    engine.compute(range(101, 109))
+    offloads = engine.alike(len(engine.cache.holders().operations))
+    engine.admit("a", TOKENS)
+    batch = engine.launch()
+    engine.match("asks", range(201, 209))
+    engine.transfer()
+    # The offloads have ended and the lookup has its answer, on every rank; they wait for a step.
+    assert engine.finish_loads(batch) == StepReport(landed=(RequestId("a"),))
+    assert engine.step() == StepReport(num_offloads_stored=offloads)
+    assert engine.step().ready == ("asks",)
+    engine.retire()
 
 
 # -- ranks that do not do the same -----------------------------------------------------------------

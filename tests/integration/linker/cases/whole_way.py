@@ -87,3 +87,16 @@ def who_needs_a_page_that_is_being_loaded_waits_for_it(job: Job, model: Model) -
     assert (report.landed, report.ready) == (("a",), ("b",))
     assert engine.match("b", longer).device_prefix_len == 8
     assert engine.by_hand.calls.count("load") == 1
+
+
+@case("K1", "rule 10")
+def a_request_that_grows_and_is_restored_again_keeps_one_lock(job: Job, model: Model) -> None:
+    engine = job.engine(model)
+    engine.store_all(TOKENS[:4], TOKENS)
+    for end in (4, 8):
+        assert engine.restore("a", TOKENS[:end]).landed == ("a",)
+        (kept,) = engine.cache.holders().locks
+        assert kept.request_id == "a"
+        assert engine.tree.path_indices(kept.node_id).numel() == end
+    engine.release("a")
+    assert engine.cache.holders().locks == ()
