@@ -106,9 +106,7 @@ def mpirun() -> Mpirun:
         # A rank that is killed leaves its shared memory behind: 16 MiB in /dev/shm, unless elsewhere.
         with tempfile.TemporaryDirectory(dir=SHARED_MEMORY) as backing:
             backed = {"OMPI_MCA_btl_sm_backing_directory": backing}
-            # A program may import what a test has, as tests do: see `pythonpath` in tox.ini.
-            path = {"PYTHONPATH": f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
-            environment = QUIET_ENVIRONMENT | os.environ | backed | path
+            environment = QUIET_ENVIRONMENT | os.environ | backed | _path()
             before = set(Path("/dev/shm").glob(LEFT_BY_MPICH))
             try:
                 return _run_all([command], [environment], timeout_s)[0]
@@ -134,7 +132,8 @@ def spawn() -> Spawn:
             "MASTER_PORT": str(_free_port()),
         }
         environments = [
-            QUIET_ENVIRONMENT | os.environ | shared | {"RANK": str(rank)} for rank in range(ranks)
+            QUIET_ENVIRONMENT | os.environ | shared | _path() | {"RANK": str(rank)}
+            for rank in range(ranks)
         ]
         return _run_all([command] * ranks, environments, timeout_s)
 
@@ -155,6 +154,11 @@ def _find_launcher() -> str | None:
         or shutil.which("mpirun", path=beside)
         or shutil.which("mpirun")
     )
+
+
+def _path() -> dict[str, str]:
+    """A program may import what a test has, as tests do: see `pythonpath` in tox.ini."""
+    return {"PYTHONPATH": f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
 
 
 def _free_port() -> int:

@@ -2,57 +2,21 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import attrs
 import pytest
+from tests.mpi.job import Job
 
-from radixlink_testing.rank_groups import CASES, Case, ManyRanksTests, RunCase
+from radixlink_testing.rank_groups import CASES, ManyRanksTests, RunCase
 
 if TYPE_CHECKING:
-    import subprocess
-    from collections.abc import Iterable
-
     from tests.mpi.conftest import Mpirun, Spawn
 
 PROGRAM = Path(__file__).parent / "programs" / "rank_groups.py"
 JOB_S = 120.0
 #: The roll call, and other processes on the cores.
 SLACK_S = 5.0
-
-
-@attrs.frozen
-class Job:
-    """What the ranks of a job printed."""
-
-    ranks: int
-    statuses: tuple[int, ...]
-    told: tuple[dict[str, object], ...]
-    log: str
-
-    @classmethod
-    def of(cls, ranks: int, results: Iterable[subprocess.CompletedProcess[str]]) -> Job:
-        """Read the JSON lines of all processes."""
-        results = tuple(results)
-        lines = [line for result in results for line in result.stdout.splitlines()]
-        told = tuple(json.loads(line) for line in lines if line.startswith("{"))
-        statuses = tuple(result.returncode for result in results)
-        log = "\n".join(f"{r.returncode} {r.stdout} {r.stderr}" for r in results)
-        return cls(ranks, statuses, told, log)
-
-    def check(self, case: Case) -> None:
-        """Fail unless every rank passed a case."""
-        passed = sorted(str(one["rank"]) for one in self.told if one.get("case") == case.__name__)
-        assert passed == [str(rank) for rank in range(self.ranks)], self.log
-        assert not any(self.statuses), self.log
-
-    def of_rank(self, rank: int, key: str) -> dict[str, object]:
-        """The line of a rank that has a key."""
-        lines = [one for one in self.told if one["rank"] == rank and key in one]
-        assert len(lines) == 1, self.log
-        return lines[0]
 
 
 @pytest.fixture(scope="module")
@@ -69,13 +33,13 @@ def gloo_job(spawn: Spawn) -> Job:
 class TestMpiTwoRanks(ManyRanksTests):
     @pytest.fixture
     def run_case(self, mpi_job: Job) -> RunCase:
-        return mpi_job.check
+        return lambda case: mpi_job.check(case.__name__)
 
 
 class TestGlooTwoRanks(ManyRanksTests):
     @pytest.fixture
     def run_case(self, gloo_job: Job) -> RunCase:
-        return gloo_job.check
+        return lambda case: gloo_job.check(case.__name__)
 
 
 @pytest.mark.parametrize(
@@ -83,12 +47,12 @@ class TestGlooTwoRanks(ManyRanksTests):
 )
 def test_four_mpi_ranks_pass(mpirun: Mpirun, case: str) -> None:
     result = mpirun(PROGRAM, 4, "cases", "mpi", case, timeout_s=JOB_S)
-    Job.of(4, [result]).check(CASES[case])
+    Job.of(4, [result]).check(case)
 
 
 def test_three_gloo_ranks_fail_together(spawn: Spawn) -> None:
     case = "all_that_wait_fail_together"
-    Job.of(3, spawn(PROGRAM, 3, "cases", "gloo", case, timeout_s=JOB_S)).check(CASES[case])
+    Job.of(3, spawn(PROGRAM, 3, "cases", "gloo", case, timeout_s=JOB_S)).check(case)
 
 
 def test_gloo_ranks_may_be_started_by_mpirun(
@@ -98,7 +62,7 @@ def test_gloo_ranks_may_be_started_by_mpirun(
     monkeypatch.setenv("MASTER_PORT", str(free_port))
     case = "gather_gives_every_value_by_rank"
     result = mpirun(PROGRAM, 2, "cases", "gloo", case, timeout_s=JOB_S)
-    Job.of(2, [result]).check(CASES[case])
+    Job.of(2, [result]).check(case)
 
 
 def test_a_stopped_mpi_rank_is_named(mpirun: Mpirun) -> None:

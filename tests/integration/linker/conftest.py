@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
     from radixlink_linker import LinkerSettings
 
+# What a case compares is shown when it fails, as in a test.
+pytest.register_assert_rewrite("tests.integration.linker.cases")
+
 
 class MakeReplica(Protocol):
     """The type of the fixture `make_replica`."""

@@ -34,13 +34,33 @@ class RunningRequest:
     def repoint(self, start: int, indices: torch.Tensor) -> None:
         self.told.append((start, indices.clone()))
 
+    @property
+    def slots(self) -> torch.Tensor:
+        """Where its restored KV lies by now, from where it was first told on."""
+        start, slots = self.told[0]
+        slots = slots.clone()
+        for later, others in self.told[1:]:
+            slots[later - start :] = others
+        return slots
+
+    def check_bytes(self, rank: Rank) -> None:
+        """What a forward would read of it: full attention, and the last window."""
+        start, _ = self.told[0]
+        slots, page_size = self.slots, rank.model.page_size
+        first = start // page_size
+        keys = list(rank.page_keys(self.key.token_ids))[first : first + len(slots) // page_size]
+        rank.device.check(PoolName.KV, slots, keys)
+        pair, window = rank.device.pair, rank.model.window_pages
+        if pair is not None:
+            partners = pair.swa_indices(slots[-window * page_size :])
+            rank.device.check(PoolName.SWA, partners, keys[-window:])
+
 
 @attrs.frozen(eq=False)
 class Running:
     """A request on all ranks."""
 
     replica: Replica
-    tokens: Sequence[int]
     of_rank: tuple[RunningRequest, ...]
 
     @property
@@ -50,24 +70,12 @@ class Running:
 
     def slots(self, rank: Rank) -> torch.Tensor:
         """Where its restored KV lies by now, from where it was first told on."""
-        start, slots = self.of_rank[rank.rank].told[0]
-        slots = slots.clone()
-        for later, others in self.of_rank[rank.rank].told[1:]:
-            slots[later - start :] = others
-        return slots
+        return self.of_rank[rank.rank].slots
 
     def check_bytes(self) -> None:
         """What a forward would read of it: full attention, and the last window."""
         for rank in self.replica.ranks:
-            start, _ = self.of_rank[rank.rank].told[0]
-            slots, page_size = self.slots(rank), rank.model.page_size
-            first = start // page_size
-            keys = list(rank.page_keys(self.tokens))[first : first + len(slots) // page_size]
-            rank.device.check(PoolName.KV, slots, keys)
-            pair, window = rank.device.pair, rank.model.window_pages
-            if pair is not None:
-                partners = pair.swa_indices(slots[-window * page_size :])
-                rank.device.check(PoolName.SWA, partners, keys[-window:])
+            self.of_rank[rank.rank].check_bytes(rank)
 
 
 def ask_for(
@@ -79,7 +87,7 @@ def ask_for(
     )
     answer = replica.alike(lambda rank: rank.cache.init_load_back(requests[rank.rank], mode))
     replica.check()
-    return answer, Running(replica, tokens, requests)
+    return answer, Running(replica, requests)
 
 
 def admit(replica: Replica, name: str, tokens: Sequence[int]) -> Running:

@@ -378,6 +378,27 @@ class Rank:
         """The nodes of the tree that have tokens, oldest first."""
         return [self.tree.node(node.node_id) for node in self.tree._nodes.values() if node.tokens]
 
+    # -- the end -----------------------------------------------------------------------------------
+
+    def end_requests(self) -> None:
+        """Every request of the engine ends, and no store hangs any more."""
+        for store in self.stores.values():
+            store.gate.set()
+        while self.computing:
+            self.end(self.computing[0], insert=False)
+        self.unlock()
+        wrapper = self.cache._wrapper
+        for request_id in list(wrapper._requests._requests) if wrapper is not None else ():
+            self.cache.release_aborted_request(request_id)
+
+    def close(self) -> None:
+        """Close all parts but the group."""
+        for store in self.stores.values():
+            store.gate.set()
+        self.cache.release_host_resources()
+        self.linker.close()
+        self.executor.close()
+
     def check(self) -> None:
         """Everything that must hold at any time."""
         ownership.check(self)

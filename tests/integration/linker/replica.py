@@ -141,13 +141,7 @@ class Replica:
             self.transfer()
             reports.append(self.step())
             assert len(reports) < 50, "something never ends"
-        return StepReport(
-            landed=tuple(itertools.chain.from_iterable(report.landed for report in reports)),
-            failed=tuple(itertools.chain.from_iterable(report.failed for report in reports)),
-            ready=tuple(itertools.chain.from_iterable(report.ready for report in reports)),
-            num_offloads_stored=sum(report.num_offloads_stored for report in reports),
-            num_offloads_failed=sum(report.num_offloads_failed for report in reports),
-        )
+        return total(reports)
 
     def reset(self) -> None:
         for rank in self.ranks:
@@ -198,14 +192,7 @@ class Replica:
     def finish(self) -> None:
         """End everything, and check that nothing is left."""
         for rank in self.ranks:
-            for store in rank.stores.values():
-                store.gate.set()
-            while rank.computing:
-                rank.end(rank.computing[0], insert=False)
-            rank.unlock()
-            wrapper = rank.cache._wrapper
-            for request_id in list(wrapper._requests._requests) if wrapper is not None else ():
-                rank.cache.release_aborted_request(request_id)
+            rank.end_requests()
         if self.ranks[0].slots._launched > self.ranks[0].slots._processed:
             self.retire()
         self.settle()
@@ -214,9 +201,16 @@ class Replica:
 
     def close(self) -> None:
         for rank in self.ranks:
-            for store in rank.stores.values():
-                store.gate.set()
-            rank.cache.release_host_resources()
-            rank.linker.close()
-            rank.executor.close()
+            rank.close()
         self._threads.shutdown()
+
+
+def total(reports: Sequence[StepReport]) -> StepReport:
+    """What several steps reported together."""
+    return StepReport(
+        landed=tuple(itertools.chain.from_iterable(report.landed for report in reports)),
+        failed=tuple(itertools.chain.from_iterable(report.failed for report in reports)),
+        ready=tuple(itertools.chain.from_iterable(report.ready for report in reports)),
+        num_offloads_stored=sum(report.num_offloads_stored for report in reports),
+        num_offloads_failed=sum(report.num_offloads_failed for report in reports),
+    )

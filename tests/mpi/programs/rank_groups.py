@@ -81,11 +81,11 @@ def be_absent(groups: Callable[[], RankGroup], how: signal.Signals, absent: int)
         # A stopped rank goes on here when it is continued.
         tell(rank=group.rank, late_rank_failed=_fails(group))
     else:
-        tell(rank=group.rank, **_failure(lambda: group.all_and(bytearray(8), ABSENT_S)))
+        tell(rank=group.rank, **failure(lambda: group.all_and(bytearray(8), ABSENT_S)))
     if how is signal.SIGKILL:
-        tell(rank=group.rank, renewal=_failure(lambda: group.renew(ABSENT_S)))
+        tell(rank=group.rank, renewal=failure(lambda: group.renew(ABSENT_S)))
     elif group.rank == (absent + 1) % group.size:
-        while _state(pids[absent]) != "T":
+        while state_of(pids[absent]) != "T":
             time.sleep(0.01)
         os.kill(pids[absent], signal.SIGCONT)
     group.close()
@@ -94,7 +94,7 @@ def be_absent(groups: Callable[[], RankGroup], how: signal.Signals, absent: int)
         os._exit(0)
 
 
-def _failure(call: Callable[[], object]) -> dict[str, object]:
+def failure(call: Callable[[], object]) -> dict[str, object]:
     """What a call that must fail says, of whom, and after how long."""
     begin = time.monotonic()
     try:
@@ -116,7 +116,7 @@ def _fails(group: RankGroup) -> bool:
     return False
 
 
-def _state(pid: int) -> str:
+def state_of(pid: int) -> str:
     """The kernel's letter for what a process does: T is stopped."""
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
