@@ -1,9 +1,9 @@
-"""One of two ranks of SGLang over gloo: stores a prompt, forgets it, and asks again.
+"""One of two ranks of SGLang over gloo: stores a prompt, forgets it, and asks again; for each kind.
 
-    python -m packages.sglang.tests.programs.rank RANK MEETING KIND WHAT STORE LOCATION
+    python -m packages.sglang.tests.programs.rank RANK MEETING LOCATION
 
-WHAT happens to rank 1 alone: nothing, its store lost a page, or its reads fail. Prints what this
-rank saw, as one line of JSON.
+Something happens to rank 1 alone: nothing, its store lost a page, or its reads fail. Prints what
+this rank saw, by kind and by what happened, as one line of JSON: a process costs seconds to start.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import sys
 from datetime import timedelta
+from typing import TYPE_CHECKING
 
 import attrs
 import torch
@@ -20,14 +21,38 @@ from packages.sglang.tests.sglang_import import page_hashes
 
 from radixlink_testing.faults import Fault, FaultKind, StoreCall
 
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from packages.sglang.tests.hooked_store import HookedStore
+
 PROMPT = list(range(100, 200))
 LOST_PAGE = 5
+HAPPENINGS = ("nothing", "lost", "failed")
 _RANKS = 2
 
 
-def main(
-    rank: int, meeting: str, kind: Kind, what: str, store: str, location: str
-) -> dict[str, object]:
+def serve_twice(
+    engine: SglangEngine, stores: Sequence[HookedStore], what: str
+) -> dict[str, dict[str, object]]:
+    """Store a prompt and ask for it twice; it happens before the first time, and is over after it."""
+    engine.serve(PROMPT)
+    engine.forget()
+    for store in stores:
+        if what == "lost":
+            store.lost.add(bytes.fromhex(page_hashes(PROMPT, None, engine.page_size)[LOST_PAGE]))
+        if what == "failed":
+            store.plan(Fault(StoreCall.READ, FaultKind.FAILS))
+    (first,) = engine.serve([*PROMPT, 7])
+    engine.forget()
+    for store in stores:
+        store.release()
+    (second,) = engine.serve([*PROMPT, 7])
+    engine.forget()
+    return {"first": attrs.asdict(first), "second": attrs.asdict(second)}
+
+
+def main(rank: int, meeting: str, location: str) -> dict[str, dict[str, object]]:
     """Run, and return what there is to say."""
     torch.set_num_threads(1)
     torch.distributed.init_process_group(
@@ -37,29 +62,17 @@ def main(
         world_size=_RANKS,
         timeout=timedelta(seconds=60),
     )
-    config = linker_config(store, location)
-    with SglangEngine(config, kind=kind, group=torch.distributed.group.WORLD) as engine:
-        engine.serve(PROMPT)
-        engine.forget()
-        if rank == 1 and what == "lost":
-            lost = bytes.fromhex(page_hashes(PROMPT, None, 4)[LOST_PAGE])
-            for opened in hooked_store.opened():
-                opened.lost.add(lost)
-        if rank == 1 and what == "failed":
-            for opened in hooked_store.opened():
-                opened.plan(Fault(StoreCall.READ, FaultKind.FAILS))
-        (first,) = engine.serve([*PROMPT, 7])
-        engine.forget()
-        if rank == 1 and what == "failed":
-            for opened in hooked_store.opened():
-                opened.release()
-        (second,) = engine.serve([*PROMPT, 7])
-        engine.forget()
+    said: dict[str, dict[str, object]] = {kind.value: {} for kind in Kind}
+    for kind in Kind:
+        for what in HAPPENINGS:
+            config = linker_config(hooked_store.NAME, f"{location}/{kind.value}-{what}")
+            with SglangEngine(config, kind=kind, group=torch.distributed.group.WORLD) as engine:
+                hit = hooked_store.opened() if rank == 1 else []
+                said[kind.value][what] = serve_twice(engine, hit, what)
     torch.distributed.destroy_process_group()
-    return {"first": attrs.asdict(first), "second": attrs.asdict(second)}
+    return said
 
 
 if __name__ == "__main__":
-    number, meeting_place, kind_name, what_happens, store_name, where = sys.argv[1:]
-    said = main(int(number), meeting_place, Kind(kind_name), what_happens, store_name, where)
-    sys.stdout.write(f"{json.dumps(said)}\n")
+    number, meeting_place, where = sys.argv[1:]
+    sys.stdout.write(f"{json.dumps(main(int(number), meeting_place, where))}\n")
