@@ -5,8 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import pytest
-from packages.sglang.tests.sglang_engine import Kind
 from packages.sglang.tests.sglang_import import directory
 
 if TYPE_CHECKING:
@@ -15,10 +13,9 @@ if TYPE_CHECKING:
 PROGRAM = Path(__file__).parent / "programs" / "sglang_rank.py"
 
 
-@pytest.mark.parametrize("kind", [Kind.FULL, Kind.WINDOWS, Kind.STATES])
 def test_a_replica_restores_what_another_stored_in_the_window(
-    mpirun: Mpirun, tmp_path: Path, kind: Kind
+    mpirun: Mpirun, tmp_path: Path
 ) -> None:
     directory()
-    done = mpirun(PROGRAM, 4, str(tmp_path / "meeting"), kind.value, timeout_s=120)
+    done = mpirun(PROGRAM, 4, str(tmp_path / "meeting"), timeout_s=240)
     assert done.stdout.count("ok\n") == 4, done.stdout[-1500:] + done.stderr[-1500:]

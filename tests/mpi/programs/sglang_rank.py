@@ -1,6 +1,6 @@
 """Two replicas of SGLang with two tensor-parallel ranks each; the second restores what the first stored.
 
-mpirun -n 4 python sglang_rank.py MEETING KIND
+mpirun -n 4 python sglang_rank.py MEETING
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ PROMPT = list(range(100, 200))
 _TENSOR_PARALLEL = 2
 
 
-def main(meeting: str, kind: Kind) -> None:
-    """Run one rank."""
+def main(meeting: str) -> None:
+    """Run one rank, for each kind of model."""
     world = MPI.COMM_WORLD
     torch.set_num_threads(1)
     torch.distributed.init_process_group(
@@ -43,22 +43,23 @@ def main(meeting: str, kind: Kind) -> None:
         for first in range(0, world.size, _TENSOR_PARALLEL)
     ]
     replica = world.rank // _TENSOR_PARALLEL
-    config = linker_config("sglang_stores:factory", "")
-    with SglangEngine(config, kind=kind, group=groups[replica]) as engine:
-        if replica == 0:
-            engine.serve(PROMPT)
-            engine.settle()
-        world.Barrier()
-        if replica == 1:
-            expected = STATE_GRID if kind is Kind.STATES else len(PROMPT)
-            assert engine.serve([*PROMPT, 7]) == [
-                Answer(on_device=0, restored=expected, wrong_rows=0, aborted=False)
-            ]
-            engine.forget()
-        world.Barrier()
+    for kind in (Kind.FULL, Kind.WINDOWS, Kind.STATES):
+        config = linker_config("sglang_stores:factory", "")
+        with SglangEngine(config, kind=kind, group=groups[replica]) as engine:
+            if replica == 0:
+                engine.serve(PROMPT)
+                engine.settle()
+            world.Barrier()
+            if replica == 1:
+                expected = STATE_GRID if kind is Kind.STATES else len(PROMPT)
+                assert engine.serve([*PROMPT, 7]) == [
+                    Answer(on_device=0, restored=expected, wrong_rows=0, aborted=False)
+                ]
+                engine.forget()
+            world.Barrier()
     torch.distributed.destroy_process_group()
     sys.stdout.write("ok\n")
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Kind(sys.argv[2]))
+    main(sys.argv[1])
