@@ -94,10 +94,13 @@ class StandIn:
 
 
 class _Kind(type):
-    """Classes that have every attribute."""
+    """Classes that have every attribute, and no members."""
 
     def __getattr__(cls, name: str) -> object:
         return _stand_in(name)
+
+    def __iter__(cls) -> Iterator[object]:
+        return iter(())
 
 
 class _StandInModule(ModuleType):

@@ -244,7 +244,9 @@ def _place_of(params: CacheParams) -> tuple[int, int]:
 
     Ranks: local; nothing is communicated.
     """
-    group = params.attn_tp_cache_group or params.tp_cache_group
+    group = params.attn_tp_cache_group
+    if group is None:
+        group = params.tp_cache_group
     if group is None:
         return 0, 1
     return torch.distributed.get_rank(group), torch.distributed.get_world_size(group)
