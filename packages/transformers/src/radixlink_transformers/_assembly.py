@@ -111,7 +111,9 @@ def build_engine(
         )
     kind = ModelKind.of_config(model.config)
     geometry = KVGeometry.of_model(model, page_size=page_size, tensor_parallel_size=shard.count)
-    states = StateGeometry.of_model(model, kind) if kind.state_layers else None
+    states: StateGeometry | None = None
+    if kind.state_layers:
+        states = StateGeometry.of_model(model, kind, tensor_parallel_size=shard.count)
     identity = cache_identity(identity_name, revision, geometry, kind, states)
     num_window_pages = num_pages if num_window_pages is None else num_window_pages
     _agree(
@@ -276,7 +278,7 @@ def _agree(group: RankGroup, facts: str, timeout_s: float) -> None:
 def default_linker_settings(settings: EngineSettings) -> LinkerSettings:
     """The linker's own defaults, but for what this engine does differently.
 
-    * It runs one request at a time, so a load may take the whole pool: nobody else needs room.
+    * Who runs has all its slots, so the loads of those that wait may take what is left of the pool.
     * It steps as often as it polls, not once a forward, so what is counted in steps is longer.
     """
     return LinkerSettings(
