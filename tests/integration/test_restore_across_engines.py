@@ -432,8 +432,10 @@ def test_each_rank_of_a_spread_model_restores_its_own_heads(
         assert answer["reference"] == expected
         # A delta net in other chunks rounds otherwise.
         assert answer["difference"] < (1e-3 if family == "qwen3_next" else 1e-4)
-    # For each rank, one of full attention and one of what there is beside.
-    assert len(list(location.glob("*.segment"))) == (2 if family == "llama" else 4)
+    # For each rank one of its heads of full attention, and of windows; the states, which are the
+    # same on both, are stored once.
+    num_segments = {"llama": 2, "gemma3_text": 4, "qwen3_next": 3}[family]
+    assert len(list(location.glob("*.segment"))) == num_segments
 
 
 @attrs.frozen
