@@ -15,7 +15,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from radixlink_contracts import LoadMode, PoolName, RequestId
+from radixlink_contracts import ComponentType, LoadMode, PoolName, RequestId
 from radixlink_contracts.errors import CapacityError, ContractError, InvalidTransitionError
 from radixlink_linker import UnifiedRadixCache
 from radixlink_transformers import (
@@ -25,6 +25,7 @@ from radixlink_transformers import (
     TokenGenerated,
     build_engine,
 )
+from radixlink_tree import UnifiedTreeCore
 
 from .conftest import (
     BY_PAGE,
@@ -220,6 +221,26 @@ def test_room_is_had_in_the_order_of_arrival(make: EngineMaker, model: CausalMod
     assert started == [R1, R2, R3]
     for name, prompt in prompts.items():
         assert _is_as_alone(pending[name], model, prompt, 30 if name == R1 else 4)
+    assert at_rest(engine)
+
+
+def test_who_waits_for_room_locks_nothing(make: EngineMaker, model: CausalModel) -> None:
+    engine = make(num_pages=16, settings=BY_PAGE)
+    old = other_prompt(50, 97)
+    engine.generate(old, R1, 1)
+    # 9 of the 10 pages that are free; then 12, of which 6 are there.
+    running = engine.submit(other_prompt(1, 100), R2, 30)
+    waiting = engine.submit((*old, *other_prompt(2, 80)), R3, 4)
+    for _ in range(5):
+        engine.iterate()
+    tree = engine._tree
+    assert isinstance(tree, UnifiedTreeCore)
+    assert (tree.protected(ComponentType.FULL), tree.evictable(ComponentType.FULL)) == (0, 96)
+    assert not waiting.is_over
+    _answer_all(engine)
+    assert _is_as_alone(running, model, other_prompt(1, 100), 30)
+    assert _is_as_alone(waiting, model, (*old, *other_prompt(2, 80)), 4)
+    assert waiting.result().figures.device_tokens == 96
     assert at_rest(engine)
 
 
