@@ -6,6 +6,7 @@ The models have random weights, big enough that a wrong page shows: logits reach
 from __future__ import annotations
 
 import copy
+import itertools
 import threading
 from typing import TYPE_CHECKING, Protocol, cast
 
@@ -16,7 +17,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from radixlink_contracts import ComponentType, PageBits, PageHandles, PoolName
 from radixlink_transformers import EngineSettings, TransformersEngine, build_engine
-from radixlink_transformers._forward import prefill
+from radixlink_transformers._forward import decode_greedily, prefill, run_tokens
 from radixlink_transformers._hugging_face import new_cache
 from radixlink_tree import UnifiedTreeCore, check_invariants
 
@@ -36,6 +37,14 @@ if TYPE_CHECKING:
     from radixlink_transformers import CausalModel
 
 PAGE_SIZE = 16
+#: A model of each kind, by its fixture.
+KINDS = ("model", "mistral", "gemma", "gpt_oss", "qwen3_next", "falcon_h1", "bamba")
+#: Those whose loads can be layer by layer.
+LAYERED = KINDS[:4]
+#: The same forwards everywhere, each of one page, so that sums are split alike; a state behind each.
+BY_PAGE = EngineSettings(
+    chunk_tokens=PAGE_SIZE, state_interval_tokens=PAGE_SIZE, poison_freed_pages=True
+)
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -72,6 +81,12 @@ def tiny(family: str, **settings: object) -> CausalModel:
 def model() -> CausalModel:
     """Full attention in every layer."""
     return tiny("llama")
+
+
+@pytest.fixture(scope="session")
+def mistral() -> CausalModel:
+    """A window of two pages in every layer."""
+    return tiny("mistral", sliding_window=32)
 
 
 @pytest.fixture(scope="session")
@@ -155,6 +170,8 @@ class MemoryStores:
         self.writable.set()
         #: Is asked before each read of a layer range; what it refuses cannot be read.
         self.may_read: Callable[[PoolName, int], bool] = lambda pool, layer_range: True
+        #: Single pages that cannot be read in some layer range, though they are there.
+        self.torn: set[tuple[PoolName, int, bytes]] = set()
         self.num_open = 0
 
     def open(self, layout: PoolLayout) -> PageStore:
@@ -192,7 +209,8 @@ class MemoryStore:
         good: list[int] = []
         for index, key in enumerate(handles.keys):
             page = self.pages.get(key)
-            if page is not None:
+            torn = (self.layout.pool, layer_range, key) in self.stores.torn
+            if page is not None and not torn:
                 rows[index * size : (index + 1) * size] = page[layer_range]
                 good.append(index)
         return PageBits.of(good, len(handles.keys))
@@ -309,6 +327,40 @@ def at_rest(engine: TransformersEngine) -> bool:
         and tree.evictable(kind) + allocator.available_size == allocator.size
         for kind, allocator in sizes.items()
     )
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Alone:
+    """What a request is answered that has the model to itself, and no cache beside.
+
+    Attributes:
+        tokens: The answer.
+        first_logits: Behind the prompt. Shape: (vocabulary,).
+    """
+
+    tokens: tuple[int, ...]
+    first_logits: torch.Tensor
+
+
+def alone(model: CausalModel, prompt: tuple[int, ...], num_new: int) -> Alone:
+    """Compute a prompt page by page in transformers' own cache, then decode; once for each."""
+    # The models are fixtures of the session, so that no two have one id.
+    known = (id(model), prompt, num_new)
+    if known not in _ALONE:
+        _ALONE[known] = _compute_alone(model, prompt, num_new)
+    return _ALONE[known]
+
+
+_ALONE: dict[tuple[int, tuple[int, ...], int], Alone] = {}
+
+
+def _compute_alone(model: CausalModel, prompt: tuple[int, ...], num_new: int) -> Alone:
+    cache, positions = new_cache(model.config), itertools.count(len(prompt))
+    logits = prefill(model, cache, prompt, 0, PAGE_SIZE)
+    tokens = decode_greedily(
+        lambda run: run_tokens(model, cache, run, next(positions)), logits, num_new, ()
+    )
+    return Alone(tokens=tuple(tokens), first_logits=logits)
 
 
 def other_prompt(seed: int, num_tokens: int = 192) -> tuple[int, ...]:

@@ -342,7 +342,7 @@ def test_a_request_behind_an_abandoned_load_waits_for_it_and_has_it(
 
     def interrupt_the_wait(progress: Progress) -> None:
         if isinstance(progress, LoadStarted):
-            monkeypatch.setattr("radixlink_transformers._patience.time.sleep", _interrupt)
+            monkeypatch.setattr("radixlink_transformers._scheduler.time.sleep", _interrupt)
 
     with pytest.raises(KeyboardInterrupt):
         heir.generate(prompt, R1, NUM_NEW, on_progress=interrupt_the_wait)
@@ -565,7 +565,7 @@ def test_an_interrupt_while_it_waits_for_the_store_leaves_nothing(
     stores.answering.clear()
 
     with monkeypatch.context() as patched:
-        patched.setattr("radixlink_transformers._patience.time.sleep", _interrupt)
+        patched.setattr("radixlink_transformers._scheduler.time.sleep", _interrupt)
         with pytest.raises(KeyboardInterrupt):
             engine.generate(prompt, R1, 1)
     stores.answering.set()

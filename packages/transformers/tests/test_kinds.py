@@ -45,6 +45,14 @@ def test_a_gemma_has_windows_beside() -> None:
     assert (kind.sliding_window, kind.lookback) == (512, 511)
 
 
+def test_windows_alone_have_no_pages_beside() -> None:
+    kind = _kind(MistralConfig(num_hidden_layers=4, sliding_window=4096))
+    assert (kind.full_layers, kind.window_layers) == ((), (0, 1, 2, 3))
+    assert (kind.sliding_window, kind.lookback, kind.has_window_pages) == (4096, 0, False)
+    # They are not the pages of a model that sees all of them.
+    assert kind.layout
+
+
 @pytest.mark.parametrize(
     ("config", "full", "states", "chunk"),
     [
@@ -73,7 +81,6 @@ def test_models_of_other_windows_do_not_share_pages() -> None:
 @pytest.mark.parametrize(
     ("config", "found"),
     [
-        (MistralConfig(sliding_window=4096), "mistral: .* got 32 sliding_attention"),
         (BambaConfig(attn_layer_indices=[]), "got 32 linear_attention"),
         (Lfm2Config(num_hidden_layers=4, full_attn_idxs=[1, 3]), "2 conv, 2 full_attention"),
         (DeepseekV3Config(), "kv_lora_rank"),

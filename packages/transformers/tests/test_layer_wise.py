@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
@@ -22,7 +23,7 @@ from radixlink_transformers import (
 )
 from radixlink_transformers._hugging_face import decoder_layers
 
-from .conftest import at_rest, other_prompt
+from .conftest import LAYERED, at_rest, other_prompt
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -36,9 +37,9 @@ R1, R2, R3 = RequestId("r1"), RequestId("r2"), RequestId("r3")
 LAYER_WISE = EngineSettings(load_mode=LoadMode.LAYER_WISE, poison_freed_pages=True)
 
 
-@pytest.fixture(params=["model", "gemma", "gpt_oss"])
+@pytest.fixture(params=LAYERED)
 def layered(request: pytest.FixtureRequest) -> CausalModel:
-    """Models of full attention, alone and beside windows; layer 3 is one of full attention."""
+    """Models of full attention and of windows, alone and beside each other."""
     found: CausalModel = request.getfixturevalue(request.param)
     return found
 
@@ -268,6 +269,47 @@ def test_a_layer_that_does_not_come_in_time_leads_to_a_recompute(
     assert generation.figures.restored_tokens == 0
     assert generation.tokens == generate_without_cache(layered, prompt, NUM_NEW).tokens
     late.set()
+    assert at_rest(heir)
+
+
+def test_a_layer_that_came_after_its_forward_went_on_leads_to_a_recompute(
+    make: EngineMaker,
+    stores: MemoryStores,
+    layered: CausalModel,
+    prompt: tuple[int, ...],
+    ran: Callable[[Callable[[int], None]], None],
+) -> None:
+    _store(make, stores, layered, prompt)
+    places = _places(layered, make)
+    went_on = threading.Event()
+    stores.may_read = lambda pool, layer_range: places[pool, layer_range] != 1 or went_on.wait(20)
+    heir = make(
+        stores,
+        of=layered,
+        settings=LAYER_WISE,
+        store_settings=StoreLinkerSettings(layer_timeout_s=0.05),
+    )
+    reference = generate_without_cache(layered, prompt, NUM_NEW)
+    assert isinstance(heir._cache, UnifiedRadixCache)
+    wrapper = heir._cache._wrapper
+    assert wrapper is not None
+    first = True
+
+    def listen(layer: int) -> None:
+        nonlocal first
+        if layer == 1:
+            # The gate let it run without its bytes; now they come, and all others.
+            went_on.set()
+        deadline = time.monotonic() + 20
+        while layer == 3 and first and not wrapper.linker.num_completed_loads():
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+        first = first and layer < 3
+
+    ran(listen)
+    generation = heir.generate(prompt, R1, NUM_NEW)
+    assert generation.figures.restored_tokens == 0
+    assert generation.tokens == reference.tokens
     assert at_rest(heir)
 
 

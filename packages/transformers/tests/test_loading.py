@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Protocol, cast
 
 import pytest
 import torch
-from transformers import MistralConfig
+from transformers import BambaConfig
 
 from radixlink_transformers import generate_without_cache, load_model
 from radixlink_transformers.errors import ModelLoadError, UnsupportedModelError
@@ -72,11 +72,15 @@ def test_a_config_without_weights_is_named(saved: Path, tmp_path: Path) -> None:
 
 
 def test_an_unsupported_model_is_refused_before_its_weights_are_read(tmp_path: Path) -> None:
-    config = MistralConfig(
-        vocab_size=64, hidden_size=32, intermediate_size=32, num_hidden_layers=6, sliding_window=64
+    config = BambaConfig(
+        hidden_size=32,
+        num_hidden_layers=6,
+        attn_layer_indices=[],
+        mamba_n_heads=4,
+        mamba_d_head=16,
     )
     cast("Saveable", config).save_pretrained(tmp_path)
-    with pytest.raises(UnsupportedModelError, match="6 sliding_attention"):
+    with pytest.raises(UnsupportedModelError, match="6 linear_attention"):
         load_model(tmp_path)
 
 

@@ -20,11 +20,11 @@ class HandClock:
 def test_a_rank_alone_waits_by_its_clock() -> None:
     clock = HandClock()
     patience = Patience(clock=clock, timeout_s=1.0, poll_interval_s=1e-6, num_ranks=1)
-    assert all(patience.pause() for _ in range(100))
+    assert all(patience.lasts() for _ in range(100))
     clock.time = 0.999
-    assert patience.pause()
+    assert patience.lasts()
     clock.time = 1.0
-    assert not patience.pause()
+    assert not patience.lasts()
 
 
 def test_several_ranks_wait_by_steps_and_ask_no_clock() -> None:
@@ -32,7 +32,7 @@ def test_several_ranks_wait_by_steps_and_ask_no_clock() -> None:
     patience = Patience(clock=clock, timeout_s=0.001, poll_interval_s=0.00025, num_ranks=2)
     clock.time = 1e9
     num_calls = clock.num_calls
-    assert [patience.pause() for _ in range(6)] == [True] * 4 + [False] * 2
+    assert [patience.lasts() for _ in range(6)] == [True] * 4 + [False] * 2
     assert clock.num_calls == num_calls
 
 
@@ -41,7 +41,7 @@ def test_no_time_is_no_patience() -> None:
         patience = Patience(
             clock=HandClock(), timeout_s=0.0, poll_interval_s=1e-6, num_ranks=num_ranks
         )
-        assert not patience.pause()
+        assert not patience.lasts()
 
 
 def test_settings_refuse_a_wait_without_pauses() -> None:

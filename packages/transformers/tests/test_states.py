@@ -1,4 +1,4 @@
-"""Models with recurrent states beside full attention, restored wherever a state was kept."""
+"""Models with recurrent states beside full attention: where states are kept, and by whom."""
 
 from __future__ import annotations
 
@@ -9,25 +9,20 @@ import torch
 
 from radixlink_contracts import EvictParams, PoolName, RequestId
 from radixlink_contracts.errors import CapacityError, ContractError
-from radixlink_transformers import EngineSettings, TokenGenerated, generate_without_cache
+from radixlink_transformers import EngineSettings, generate_without_cache
 
-from .conftest import PAGE_SIZE, at_rest, other_prompt, recompute_at_every_page
+from .conftest import BY_PAGE, PAGE_SIZE, at_rest, other_prompt
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from radixlink_contracts import InsertParams, InsertResult
-    from radixlink_transformers import CausalModel, Progress
+    from radixlink_transformers import CausalModel
 
     from .conftest import EngineMaker, MemoryStores
 
 NUM_NEW = 8
 R1, R2, R3 = RequestId("r1"), RequestId("r2"), RequestId("r3")
-#: A state behind every page, and the same chunks everywhere, so that sums are split alike.
-BY_PAGE = EngineSettings(state_interval_tokens=PAGE_SIZE, poison_freed_pages=True)
-LONG = other_prompt(40, 40 * PAGE_SIZE)
-#: What a delta net computes in other chunks differs by up to 4e-4, the others by 5e-6.
-TOLERANCE = 1e-3
 
 
 @pytest.fixture(params=["qwen3_next", "falcon_h1", "bamba"])
@@ -40,60 +35,7 @@ def _distance(one: torch.Tensor, other: torch.Tensor) -> float:
     return (one - other).abs().max().item()
 
 
-# -- restored logits ----------------------------------------------------------------------------
-
-
-def test_restored_logits_equal_recomputed_ones_at_every_page_of_a_long_prompt(
-    make: EngineMaker, stores: MemoryStores, recurrent: CausalModel
-) -> None:
-    donor = make(stores, of=recurrent, settings=BY_PAGE)
-    donor.generate(LONG, R1, 1)
-    assert donor.settle(10)
-    for recomputed in recompute_at_every_page(recurrent, LONG):
-        heir = make(stores, of=recurrent, settings=BY_PAGE)
-        restored = heir.generate(recomputed.prompt, R1, 1)
-        assert restored.figures.restored_tokens == recomputed.num_shared
-        assert torch.equal(restored.first_logits, recomputed.logits)
-        assert at_rest(heir)
-        heir.close()
-
-
-def test_restored_logits_are_close_to_those_of_one_forward(
-    make: EngineMaker, stores: MemoryStores, recurrent: CausalModel, prompt: tuple[int, ...]
-) -> None:
-    donor = make(stores, of=recurrent, settings=BY_PAGE)
-    donor.generate(prompt, R1, 1)
-    assert donor.settle(10)
-    for num_tokens in (17, 33, 100, 192):
-        generation = make(stores, of=recurrent).generate(prompt[:num_tokens], R1, NUM_NEW)
-        reference = generate_without_cache(recurrent, prompt[:num_tokens], NUM_NEW)
-        assert generation.figures.restored_tokens == (num_tokens - 1) // PAGE_SIZE * PAGE_SIZE
-        assert _distance(generation.first_logits, reference.first_logits) < TOLERANCE
-        assert generation.tokens == reference.tokens
-
-
-@pytest.mark.parametrize(("pool", "page"), [(PoolName.KV, 7), (PoolName.MAMBA, 10)])
-def test_one_wrong_page_or_state_shows_a_hundred_times_what_rounding_does(
-    make: EngineMaker,
-    stores: MemoryStores,
-    recurrent: CausalModel,
-    prompt: tuple[int, ...],
-    pool: PoolName,
-    page: int,
-) -> None:
-    donor = make(stores, of=recurrent, settings=BY_PAGE)
-    donor.generate(prompt, R1, 1)
-    assert donor.settle(10)
-    right = make(stores, of=recurrent, settings=BY_PAGE).generate(prompt, R1, 1)
-    pages = stores.pool(pool)
-    keys = list(pages)
-    pages[keys[page]] = pages[keys[page - 1]]
-    wrong = make(stores, of=recurrent, settings=BY_PAGE).generate(prompt, R1, 1)
-    assert right.figures.restored_tokens == wrong.figures.restored_tokens == 176
-    reference = generate_without_cache(recurrent, prompt, 1)
-    rounding = _distance(right.first_logits, reference.first_logits)
-    assert rounding < TOLERANCE
-    assert _distance(wrong.first_logits, reference.first_logits) > 100 * max(rounding, 1e-5)
+# -- where states are kept ----------------------------------------------------------------------
 
 
 def test_without_its_state_a_page_is_no_boundary(
@@ -110,9 +52,6 @@ def test_without_its_state_a_page_is_no_boundary(
     assert generation.figures.restored_tokens == 8 * PAGE_SIZE
     assert generation.tokens == generate_without_cache(falcon_h1, prompt, NUM_NEW).tokens
     assert at_rest(heir)
-
-
-# -- where states are kept ----------------------------------------------------------------------
 
 
 def test_states_are_kept_at_the_models_chunks_and_behind_the_last_page(
@@ -142,19 +81,6 @@ def test_a_state_is_kept_where_prompts_part(make: EngineMaker, falcon_h1: Causal
     assert at_rest(engine)
 
 
-def test_an_answer_is_a_prefix_of_the_next_turn(
-    make: EngineMaker, recurrent: CausalModel, prompt: tuple[int, ...]
-) -> None:
-    engine = make(of=recurrent)
-    first = engine.generate(prompt, R1, 20)
-    # 192 + 19 tokens have been run: the last state was moved to 208.
-    turn = (*prompt, *first.tokens, 1, 2, 3)
-    second = engine.generate(turn, R2, NUM_NEW)
-    assert second.figures.device_tokens == 208
-    assert second.tokens == generate_without_cache(recurrent, turn, NUM_NEW).tokens
-    assert at_rest(engine)
-
-
 def test_a_checkpoint_stays_as_it_was_when_requests_go_on_from_it(
     make: EngineMaker, recurrent: CausalModel, prompt: tuple[int, ...]
 ) -> None:
@@ -172,24 +98,6 @@ def test_a_checkpoint_stays_as_it_was_when_requests_go_on_from_it(
 
 
 # -- room ---------------------------------------------------------------------------------------
-
-
-def test_requests_push_each_other_out_and_come_back_from_the_store(
-    make: EngineMaker, stores: MemoryStores, recurrent: CausalModel
-) -> None:
-    # Two share 6 pages; a request needs 13 of 16 pages, and up to 8 of 9 states.
-    head = other_prompt(9, 96)
-    prompts = [(*head, *other_prompt(seed, 96)) for seed in (1, 2)] + [other_prompt(3)]
-    engine = make(stores, of=recurrent, num_pages=16, num_states=9)
-    for round_ in range(3):
-        for index, prompt in enumerate(prompts):
-            generation = engine.generate(prompt, RequestId(f"{round_}.{index}"), NUM_NEW)
-            assert generation.tokens == generate_without_cache(recurrent, prompt, NUM_NEW).tokens
-            if round_:
-                figures = generation.figures
-                assert figures.device_tokens + figures.restored_tokens == 176
-                assert figures.restored_tokens > 0
-            assert at_rest(engine)
 
 
 def test_with_few_slots_the_last_states_are_kept(
@@ -239,36 +147,6 @@ def test_states_that_were_evicted_come_back_from_the_store(
 
 
 # -- every way out ------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("after", [0, 5])
-def test_an_abort_in_the_middle_leaves_locks_and_slots_as_they_were(
-    make: EngineMaker,
-    stores: MemoryStores,
-    recurrent: CausalModel,
-    prompt: tuple[int, ...],
-    after: int,
-) -> None:
-    donor = make(stores, of=recurrent)
-    donor.generate(prompt, R1, 1)
-    assert donor.settle(10)
-    heir = make(stores, of=recurrent)
-    heir.generate(prompt[:40], R1, 1)
-    left = after
-
-    def interrupt(progress: Progress) -> None:
-        nonlocal left
-        if isinstance(progress, TokenGenerated):
-            left -= 1
-            if left < 0:
-                raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        heir.generate(prompt, R2, NUM_NEW, on_progress=interrupt)
-    assert at_rest(heir)
-    generation = heir.generate(prompt, R3, NUM_NEW)
-    assert generation.tokens == generate_without_cache(recurrent, prompt, NUM_NEW).tokens
-    assert at_rest(heir)
 
 
 @pytest.mark.parametrize("inserted", [False, True])

@@ -1,4 +1,4 @@
-"""Models with sliding windows beside full attention, restored at every boundary.
+"""Models with sliding windows beside full attention: which of their pages are kept and needed.
 
 Window of 32 tokens, which looks back 31: two pages.
 """
@@ -13,11 +13,9 @@ import torch
 from radixlink_contracts import EvictParams, PoolName, RequestId
 from radixlink_contracts.errors import CapacityError, ContractError
 from radixlink_transformers import (
-    EngineSettings,
     KVGeometry,
     ModelKind,
     PagedKVPool,
-    TokenGenerated,
     generate_without_cache,
     restore_prefix,
     save_pages,
@@ -25,85 +23,22 @@ from radixlink_transformers import (
 from radixlink_transformers._forward import prefill
 from radixlink_transformers._hugging_face import new_cache
 
-from .conftest import PAGE_SIZE, at_rest, other_prompt, recompute_at_every_page
+from .conftest import PAGE_SIZE, at_rest, other_prompt
 
 if TYPE_CHECKING:
-    from radixlink_transformers import CausalModel, Progress
+    from radixlink_transformers import CausalModel
 
     from .conftest import EngineMaker, MemoryStores
 
 NUM_NEW = 8
 R1, R2, R3 = RequestId("r1"), RequestId("r2"), RequestId("r3")
-#: Same chunks everywhere, so that sums are split alike.
-BY_PAGE = EngineSettings(chunk_tokens=PAGE_SIZE, poison_freed_pages=True)
-LONG = other_prompt(40, 40 * PAGE_SIZE)
-
-
-@pytest.fixture(params=["gemma", "gpt_oss"])
-def hybrid(request: pytest.FixtureRequest) -> CausalModel:
-    found: CausalModel = request.getfixturevalue(request.param)
-    return found
 
 
 def _distance(one: torch.Tensor, other: torch.Tensor) -> float:
     return (one - other).abs().max().item()
 
 
-# -- restored logits ----------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("family", ["model", "gemma", "gpt_oss"])
-def test_restored_logits_equal_recomputed_ones_at_every_page_of_a_long_prompt(
-    make: EngineMaker, stores: MemoryStores, request: pytest.FixtureRequest, family: str
-) -> None:
-    layered: CausalModel = request.getfixturevalue(family)
-    donor = make(stores, of=layered, settings=BY_PAGE)
-    donor.generate(LONG, R1, 1)
-    assert donor.settle(10)
-    for recomputed in recompute_at_every_page(layered, LONG):
-        heir = make(stores, of=layered, settings=BY_PAGE)
-        restored = heir.generate(recomputed.prompt, R1, 1)
-        assert restored.figures.restored_tokens == recomputed.num_shared
-        assert torch.equal(restored.first_logits, recomputed.logits)
-        assert at_rest(heir)
-        heir.close()
-
-
-def test_restored_logits_are_close_to_those_of_one_forward(
-    make: EngineMaker, stores: MemoryStores, hybrid: CausalModel, prompt: tuple[int, ...]
-) -> None:
-    donor = make(stores, of=hybrid)
-    donor.generate(prompt, R1, 1)
-    assert donor.settle(10)
-    for num_tokens in (17, 32, 33, 49, 100, 192):
-        generation = make(stores, of=hybrid).generate(prompt[:num_tokens], R1, NUM_NEW)
-        reference = generate_without_cache(hybrid, prompt[:num_tokens], NUM_NEW)
-        assert generation.figures.restored_tokens == (num_tokens - 1) // PAGE_SIZE * PAGE_SIZE
-        assert _distance(generation.first_logits, reference.first_logits) < 1e-4
-        assert generation.tokens == reference.tokens
-
-
-@pytest.mark.parametrize(
-    ("pool", "page"), [(PoolName.KV, 0), (PoolName.KV, 7), (PoolName.SWA, 9), (PoolName.SWA, 10)]
-)
-def test_one_wrong_page_of_either_pool_shows_a_hundred_times_the_tolerance(
-    make: EngineMaker,
-    stores: MemoryStores,
-    hybrid: CausalModel,
-    prompt: tuple[int, ...],
-    pool: PoolName,
-    page: int,
-) -> None:
-    donor = make(stores, of=hybrid)
-    donor.generate(prompt, R1, 1)
-    assert donor.settle(10)
-    pages = stores.pool(pool)
-    keys = list(pages)
-    pages[keys[page]] = pages[keys[4]]
-    generation = make(stores, of=hybrid).generate(prompt, R1, 1)
-    assert generation.figures.restored_tokens == 176
-    reference = generate_without_cache(hybrid, prompt, 1)
-    assert _distance(generation.first_logits, reference.first_logits) > 1e-2
+# -- what of the store is needed ----------------------------------------------------------------
 
 
 def test_a_window_page_that_is_not_seen_is_not_needed(
@@ -137,19 +72,6 @@ def test_a_lost_window_page_ends_the_prefix_before_it(
 
 
 # -- on the device ------------------------------------------------------------------------------
-
-
-def test_every_page_on_the_device_is_a_boundary(
-    make: EngineMaker, hybrid: CausalModel, prompt: tuple[int, ...]
-) -> None:
-    engine = make(of=hybrid, settings=BY_PAGE)
-    engine.generate(prompt, R1, NUM_NEW)
-    for num_tokens in (192, 17, 33, 100, 160):
-        again = engine.generate(prompt[:num_tokens], RequestId(f"{num_tokens}"), NUM_NEW)
-        assert again.figures.device_tokens == (num_tokens - 1) // PAGE_SIZE * PAGE_SIZE
-        reference = generate_without_cache(hybrid, prompt[:num_tokens], NUM_NEW)
-        assert again.tokens == reference.tokens
-    assert at_rest(engine)
 
 
 def test_a_window_that_went_comes_back_with_the_next_request(
@@ -205,66 +127,6 @@ def test_a_window_that_does_not_fit_is_refused(make: EngineMaker, gemma: CausalM
     engine = make(of=gemma, num_window_pages=1)
     with pytest.raises(CapacityError, match="one of 16 for windows"):
         engine.generate(other_prompt(1, 64), R1, 1)
-    assert at_rest(engine)
-
-
-def test_requests_push_each_other_out_and_come_back_from_the_store(
-    make: EngineMaker, stores: MemoryStores, hybrid: CausalModel
-) -> None:
-    # Two share 6 pages; a request needs 13 of 16 pages, and of 9 with windows.
-    head = other_prompt(9, 96)
-    prompts = [(*head, *other_prompt(seed, 96)) for seed in (1, 2)] + [other_prompt(3)]
-    engine = make(stores, of=hybrid, num_pages=16, num_window_pages=9)
-    for round_ in range(3):
-        for index, prompt in enumerate(prompts):
-            generation = engine.generate(prompt, RequestId(f"{round_}.{index}"), NUM_NEW)
-            assert generation.tokens == generate_without_cache(hybrid, prompt, NUM_NEW).tokens
-            if round_:
-                figures = generation.figures
-                assert figures.device_tokens + figures.restored_tokens == 176
-                assert figures.restored_tokens > 0
-            assert at_rest(engine)
-
-
-@pytest.mark.parametrize("after", [0, 3])
-def test_an_abort_in_the_middle_leaves_locks_and_slots_as_they_were(
-    make: EngineMaker,
-    stores: MemoryStores,
-    gemma: CausalModel,
-    prompt: tuple[int, ...],
-    after: int,
-) -> None:
-    donor = make(stores, of=gemma)
-    donor.generate(prompt, R1, 1)
-    assert donor.settle(10)
-    heir = make(stores, of=gemma, num_window_pages=14)
-    heir.generate(prompt[:40], R1, 1)
-    left = after
-
-    def interrupt(progress: Progress) -> None:
-        nonlocal left
-        if isinstance(progress, TokenGenerated):
-            left -= 1
-            if left < 0:
-                raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        heir.generate(prompt, R2, NUM_NEW, on_progress=interrupt)
-    assert at_rest(heir)
-    generation = heir.generate(prompt, R3, NUM_NEW)
-    assert generation.tokens == generate_without_cache(gemma, prompt, NUM_NEW).tokens
-    assert at_rest(heir)
-
-
-def test_a_swapped_page_shows_in_the_logits(
-    make: EngineMaker, gemma: CausalModel, prompt: tuple[int, ...]
-) -> None:
-    engine = make(of=gemma)
-    engine.generate(prompt, R1, 1)
-    right = engine.first_token_without_store(prompt)
-    assert right.figures.device_tokens == 176
-    control = engine.first_token_with_pages_swapped(prompt, page=3, other=7)
-    assert _distance(control.logits, right.logits) > 1e-2
     assert at_rest(engine)
 
 

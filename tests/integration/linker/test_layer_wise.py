@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from tests.integration.linker.rank import Rank
     from tests.integration.linker.replica import Replica
 
+    from radixlink_contracts import BatchIndex
+
 TOKENS = range(1, 9)
 """Four pages."""
 OTHER = range(101, 109)
@@ -754,6 +756,29 @@ def test_the_end_in_the_middle_leaves_nothing(
     admit(replica, "again", TOKENS)
     assert finish(replica, launch(replica)).landed == ("again",)
     replica.retire()
+
+
+def test_what_landed_after_its_forward_went_on_has_failed(
+    make_replica: MakeReplica, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replica = make_replica(2)
+    replica.store(TOKENS)
+    admit(replica, "a", TOKENS)
+    batches = launch(replica)
+    late = of_store(replica.ranks[0])
+    wait_for_all = late.finish_layer_wise_loading
+
+    def too_late(batch: BatchIndex | None) -> bool:
+        # All layers are there by now, but one wait for them had ended before.
+        assert wait_for_all(batch)
+        return False
+
+    monkeypatch.setattr(late, "finish_layer_wise_loading", too_late)
+    assert finish(replica, batches).failed == ("a",)
+    replica.settle()
+    replica.retire()
+    for rank in replica.ranks:
+        rank.check_idle()
 
 
 def test_a_linker_whose_finish_raises_fails_what_has_not_landed(

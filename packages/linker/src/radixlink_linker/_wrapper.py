@@ -504,16 +504,22 @@ class UnifiedCacheLinkerWrapper:
     def finish_loads(self, batch: BatchIndex | None) -> StepReport:
         """Decide the layer-wise loads that run; see `LinkedPrefixCache.finish_loads`."""
         self._frames.check()
+        in_time = True
         if batch is not None:
             # Also where a step decided all of its loads before: the linker has to forget it.
             try:
-                self.linker.finish_layer_wise_loading(batch)
+                in_time = self.linker.finish_layer_wise_loading(batch)
             except Exception as error:  # noqa: BLE001 -- what has not ended by now counts as failed
                 self._count_error(error)
+                in_time = False
         running = [operation for operation in self._running_loads() if not operation.queued]
         if not running:
             return NOTHING_HAPPENED
         now = self._clock.now()
+        if not in_time:
+            # The forward stopped waiting, so it may have gone on without a layer that came later.
+            for operation in running:
+                operation.give_up("a layer of its batch came too late")
         self._read_local_facts(now)
         for operation in running:
             operation.give_up("not all layers had come when its batch was launched and waited for")

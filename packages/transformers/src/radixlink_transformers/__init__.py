@@ -1,14 +1,15 @@
 """A small engine on Hugging Face transformers models, with its KV cache behind radixlink.
 
 * `load_model` reads a saved model, `build_engine` makes a `TransformersEngine` of it.
-* `TransformersEngine.generate` answers a prompt; `RequestFigures` say what was restored and what
-  was computed.
+* `TransformersEngine.generate` answers a prompt, `submit` and `iterate` several at once;
+  `RequestFigures` say what was restored and what was computed.
 * `generate_without_cache` is the yardstick: the same model without radixlink.
 * `KVGeometry`, `PagedKVPool`, `restore_prefix` and `save_pages` are the bridge between pages and a
   `DynamicCache`, for engines of your own.
 
-It runs models of full attention (Llama, Qwen2, Qwen3, SmolLM2, ...), perhaps beside sliding windows
-(Gemma 3, GPT-OSS) or recurrent states (Qwen3-Next, Falcon-H1, Bamba), on a CPU; others are refused.
+It runs models of full attention (Llama, Qwen2, Qwen3, SmolLM2, ...) or windows (Mistral), of both
+(Gemma 3, GPT-OSS), and of full attention beside recurrent states (Qwen3-Next, Falcon-H1, Bamba), on a
+CPU; others are refused.
 """
 
 from radixlink_transformers._assembly import build_engine, default_linker_settings
@@ -18,6 +19,7 @@ from radixlink_transformers._geometry import KVGeometry, cache_identity
 from radixlink_transformers._hugging_face import CausalModel, KVCache
 from radixlink_transformers._kinds import ModelKind
 from radixlink_transformers._loading import load_model
+from radixlink_transformers._pending import PendingGeneration
 from radixlink_transformers._poison import PoisoningAllocator
 from radixlink_transformers._pool import LayerKV, PagedKVPool
 from radixlink_transformers._reference import ReferenceGeneration, generate_without_cache
@@ -45,6 +47,7 @@ __all__ = [
     "LookupStarted",
     "ModelKind",
     "PagedKVPool",
+    "PendingGeneration",
     "PoisoningAllocator",
     "PrefillStarted",
     "Progress",

@@ -29,6 +29,7 @@ from radixlink_transformers._engine import TransformersEngine
 from radixlink_transformers._gate import LayerGate
 from radixlink_transformers._geometry import KVGeometry, cache_identity
 from radixlink_transformers._kinds import ModelKind
+from radixlink_transformers._replica import ReplicaStore
 from radixlink_transformers._states import StateGeometry
 from radixlink_transformers._values import EngineSettings
 from radixlink_tree import StateRules, UnifiedTreeCore
@@ -79,6 +80,7 @@ def build_engine(
         num_states: Slots for recurrent states, where the model has them; a request that goes on
             from one needs two. None: for as many prompts as the pages.
         stores: Opens the store that pages go to and come from; None runs with the device alone.
+            What all ranks have alike is put by rank 0 alone: each has to see it there.
         group: The ranks that make the same calls.
         shard: This rank's part of the heads; None for all of them.
         settings: How to run and wait.
@@ -111,7 +113,9 @@ def build_engine(
         )
     kind = ModelKind.of_config(model.config)
     geometry = KVGeometry.of_model(model, page_size=page_size, tensor_parallel_size=shard.count)
-    states = StateGeometry.of_model(model, kind) if kind.state_layers else None
+    states: StateGeometry | None = None
+    if kind.state_layers:
+        states = StateGeometry.of_model(model, kind, tensor_parallel_size=shard.count)
     identity = cache_identity(identity_name, revision, geometry, kind, states)
     num_window_pages = num_pages if num_window_pages is None else num_window_pages
     _agree(
@@ -155,9 +159,15 @@ def build_engine(
             )
             for store in opened:
                 building.callback(store.close)
+            # What all ranks have is stored by the first of them.
+            spread = shard.count > 1
+            replicas = [group.rank > 0 and (pool.replicated or not spread) for pool, _ in layouts]
             linker = StoreLinker(
                 pools=pools,
-                stores=[(pool, store) for (pool, _), store in zip(layouts, opened, strict=True)],
+                stores=[
+                    (pool, ReplicaStore(store) if replica else store)
+                    for (pool, _), store, replica in zip(layouts, opened, replicas, strict=True)
+                ],
                 copier=CpuCopier(),
                 settings=store_settings,
             )
@@ -276,7 +286,7 @@ def _agree(group: RankGroup, facts: str, timeout_s: float) -> None:
 def default_linker_settings(settings: EngineSettings) -> LinkerSettings:
     """The linker's own defaults, but for what this engine does differently.
 
-    * It runs one request at a time, so a load may take the whole pool: nobody else needs room.
+    * Who runs has all its slots, so the loads of those that wait may take what is left of the pool.
     * It steps as often as it polls, not once a forward, so what is counted in steps is longer.
     """
     return LinkerSettings(

@@ -116,7 +116,7 @@ class Device:
 
         Args:
             kind: Of the model.
-            geometry: Of its full attention.
+            geometry: Of the pages of every token.
             device: Where.
             num_pages: Pages of full attention.
             num_window_pages: Pages of sliding-window attention; of use where the model has it.
@@ -130,7 +130,7 @@ class Device:
             ContractError: A number is out of range.
         """
         kv = PagedKVPool(geometry, num_pages, device)
-        if kind.window_layers:
+        if kind.has_window_pages:
             pool = PagedKVPool(geometry.of_windows(kind), num_window_pages, device, PoolName.SWA)
             pair: PairedAllocator = FullSwaAllocator(
                 num_pages, num_window_pages, geometry.page_size

@@ -1,68 +1,42 @@
-"""`TransformersEngine`: one request at a time, from a prompt to tokens; whole pages are kept.
+"""`TransformersEngine`: what a caller sees: prompts in, tokens out; whole pages are kept.
 
-A request's way, each step made by all ranks alike:
-
-1. `step`, then match, lookup and load until it is settled what must be computed (`_prefix`).
-2. Lock what was matched, make room for the rest and take its slots (`_stay`).
-3. Launch: copy the prefix out of the pools, run the rest of the prompt, decode greedily. Where the
-   load is layer-wise, each layer of the first forward waits for its own bytes, and it is agreed
-   how the load ended before anything of that forward is used; when it failed, begin at 2 again
-   with what the device has.
-4. Write the new whole pages into the pools and insert them; the cache offers them to the store.
-5. Give back what is left: the slots of the last, partial page, the lock, the name, the batch.
-
-When anything is raised on the way, a KeyboardInterrupt included, all of this is undone. An
-interrupt inside a call of the cache is the cache's: it may take a `reset`.
+Requests are a `Scheduler`'s; what one does is `Answer`'s.
 """
 
 from __future__ import annotations
 
-from array import array
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Final, Self, TypeVar
 
-import attrs
-import torch
-
-from radixlink_contracts import ComponentType, InsertParams, RadixKey
 from radixlink_contracts.errors import ContractError, InvalidTransitionError
-from radixlink_transformers._boundaries import Boundaries
-from radixlink_transformers._forward import decode_greedily, ends_of_chunks, most_likely
+from radixlink_transformers._admission import Admission
+from radixlink_transformers._answer import Answer, Question
+from radixlink_transformers._first_token import FirstTokens
 from radixlink_transformers._patience import Patience
-from radixlink_transformers._prefix import PrefixFinder
+from radixlink_transformers._pending import PendingGeneration
 from radixlink_transformers._request import EngineRequest, prompt_key
-from radixlink_transformers._sequence import RunningSequence
+from radixlink_transformers._scheduler import Scheduler
 from radixlink_transformers._stay import Stay
-from radixlink_transformers._values import (
-    EngineSettings,
-    FirstToken,
-    Generation,
-    PrefillStarted,
-    RequestFigures,
-    TokenGenerated,
-)
+from radixlink_transformers._timer import Timer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
     from types import TracebackType
 
-    from radixlink_contracts import (
-        Clock,
-        LinkedPrefixCache,
-        LinkedTreeCore,
-        MatchResult,
-        RequestId,
-    )
-    from radixlink_transformers._device import Device, PrefixRows
+    from radixlink_contracts import Clock, LinkedPrefixCache, LinkedTreeCore, RequestId
+    from radixlink_transformers._device import Device
     from radixlink_transformers._gate import LayerGate
     from radixlink_transformers._hugging_face import CausalModel
-    from radixlink_transformers._prefix import FoundPrefix
-    from radixlink_transformers._stay import LockedPrefix
-    from radixlink_transformers._values import Progress
+    from radixlink_transformers._values import EngineSettings, FirstToken, Generation, Progress
+
+_T = TypeVar("_T")
 
 
 class TransformersEngine:
-    """A small engine: real models, real KV, one request at a time.
+    """A small engine: real models, real KV, requests whose forwards take turns.
+
+    `generate` answers one prompt. `submit` takes in several, and each `iterate` lets all of them go
+    on by one forward; their answers are what they would be alone.
 
     Ranks: all, the same calls with the same arguments in the same order. A callback must not raise
         on one rank alone.
@@ -107,18 +81,39 @@ class TransformersEngine:
                 f"window of at least {device.kind.lookback}, got pages of {tree.page_size} and a "
                 f"window of {tree.sliding_window}"
             )
-        self._model: Final = model
         self._cache: Final = cache
         self._tree: Final = tree
         self._device: Final = device
         self._clock: Final = clock
         self._settings: Final = settings
-        self._gate: Final = gate
         self._num_ranks: Final = num_ranks
         self._pages_by_writer: Final = pages_by_writer
         self._resources: Final = resources or ExitStack()
-        self._finder: Final = PrefixFinder(cache, settings.load_mode)
-        self._page_size: Final = device.page_size
+        self._scheduler: Final = Scheduler(cache, settings.poll_interval_s)
+        self._admission: Final = Admission(
+            cache=cache,
+            device=device,
+            traffic=self._scheduler.traffic,
+            mode=settings.load_mode,
+            begin_wait=lambda: self._begin_wait(settings.wait_timeout_s),
+        )
+        self._answer: Final = Answer(
+            model=model,
+            device=device,
+            admission=self._admission,
+            traffic=self._scheduler.traffic,
+            gate=gate,
+            chunk_tokens=settings.chunk_tokens,
+        )
+        self._first_tokens: Final = FirstTokens(
+            model=model,
+            device=device,
+            admission=self._admission,
+            stay=self._stay,
+            wait_for_offloads=self._wait_for_offloads,
+            timer=lambda: Timer(clock),
+            chunk_tokens=settings.chunk_tokens,
+        )
         self._closed = False
 
     def __enter__(self) -> Self:
@@ -146,6 +141,8 @@ class TransformersEngine:
     ) -> Generation:
         """Answer a prompt, with as little computed as device and store allow, and keep its pages.
 
+        `submit`, and `iterate` until it is over: others that are in flight go on meanwhile.
+
         Args:
             prompt: At least one token.
             request_id: The same on all ranks.
@@ -158,41 +155,82 @@ class TransformersEngine:
             AgreementError: The ranks do not agree; only `reset`, by all of them, helps.
             ContractError: There is no prompt, or nothing to answer.
         """
-        self._require_open("generate")
+        pending = self.submit(prompt, request_id, max_new_tokens, eos_ids, on_progress)
+        while not pending.is_over:
+            self.iterate()
+        return pending.result()
+
+    def submit(
+        self,
+        prompt: Sequence[int],
+        request_id: RequestId,
+        max_new_tokens: int,
+        eos_ids: Collection[int] = frozenset(),
+        on_progress: Callable[[Progress], None] | None = None,
+    ) -> PendingGeneration:
+        """Take a request in; it takes part from the next `iterate` on.
+
+        Requests ask for room in the order in which they came; one that has none lets those that run
+        go on, and holds nothing meanwhile. Two that share a prefix share its load: the later one
+        waits for that of the earlier one. What a request computes is there for others when it ends.
+
+        Args:
+            prompt: As of `generate`; likewise the others.
+            request_id: Of no other request in flight.
+            max_new_tokens: At least 1.
+            eos_ids: Tokens that end the answer.
+            on_progress: Is called within `iterate`; it must not call this engine.
+
+        Returns:
+            How the request stands. What it failed with is a value there: one request's failure,
+            whatever it is, leaves the others as they are.
+
+        Raises:
+            ContractError: There is no prompt, nothing to answer, or such a request already.
+        """
+        self._require_open("submit")
         if max_new_tokens < 1:
             raise ContractError(
-                f"generate {request_id}: expected max_new_tokens of at least 1, "
-                f"got {max_new_tokens}"
+                f"submit {request_id}: expected max_new_tokens of at least 1, got {max_new_tokens}"
             )
-        timer = _Timer(self._clock)
-        tell = on_progress or _tell_nobody
         tokens = tuple(prompt)
-        request = EngineRequest(request_id, tokens)
-        self._cache.step()
-        with self._stay() as stay:
-            found = self._finder.find(request, stay, self._begin_wait, tell)
-            timer.settled()
-            run = self._launch(request, tokens, max_new_tokens, found, stay, tell)
-            if run is None:
-                # It is computed now, whatever the store has; what ran is over.
-                stay.retire()
-                found = attrs.evolve(found, match=self._on_device(request), loading_tokens=0)
-                timer.settled()
-                run = self._launch(request, tokens, max_new_tokens, found, stay, tell)
-                assert run is not None, "nothing is loaded that could fail"
-            sequence, logits = run.sequence, run.logits
-            new_tokens: list[int] = []
-            for token in decode_greedily(sequence.run, logits, max_new_tokens, eos_ids):
-                if not new_tokens:
-                    timer.answered()
-                new_tokens.append(token)
-                tell(TokenGenerated(token=token))
-            self._keep(stay, run, (*tokens, *new_tokens[:-1]))
-        return Generation(
-            tokens=tuple(new_tokens),
-            first_logits=logits,
-            figures=_figures(len(tokens), found, timer),
+        request, pending = EngineRequest(request_id, tokens), PendingGeneration(request_id)
+        question = Question(
+            tokens=tokens,
+            max_new_tokens=max_new_tokens,
+            eos_ids=eos_ids,
+            tell=on_progress or _tell_nobody,
         )
+        stay = self._stay(request_id)
+        way = self._answer.way(request, question, stay, Timer(self._clock), pending)
+        self._scheduler.add(request, way, pending)
+        return pending
+
+    def iterate(self) -> None:
+        """Let each request in flight go on by one turn: one forward, or a part of its wait.
+
+        Raises:
+            AgreementError: The ranks do not agree; all requests are gone, and only `reset`, by all
+                ranks, helps.
+        """
+        self._require_open("iterate")
+        self._scheduler.iterate()
+
+    def abort(self, request_id: RequestId) -> None:
+        """A request is gone, whatever it was at: it gives back all it has, and inserts nothing.
+
+        Nothing to do for one that is over. A load that was started ends for nobody.
+
+        Raises:
+            InvalidTransitionError: It is called from within an iteration.
+        """
+        self._require_open("abort")
+        self._scheduler.abort(request_id)
+
+    @property
+    def num_in_flight(self) -> int:
+        """Requests that are not over."""
+        return self._scheduler.num_in_flight
 
     def num_tokens_on_device(self, prompt: Sequence[int]) -> int:
         """How much of a prompt's KV the device has now.
@@ -204,7 +242,7 @@ class TransformersEngine:
             ContractError: There is no prompt.
         """
         self._require_open("num_tokens_on_device")
-        return self._finder.find_on_device(prompt_key(tuple(prompt))).num_tokens
+        return self._admission.on_device(prompt_key(tuple(prompt))).device_prefix_len
 
     def first_token_without_store(self, prompt: Sequence[int]) -> FirstToken:
         """What follows a prompt with what the device has now, and no store.
@@ -220,14 +258,7 @@ class TransformersEngine:
             ContractError: There is no prompt.
         """
         self._require_open("first_token_without_store")
-        timer = _Timer(self._clock)
-        tokens = tuple(prompt)
-        with self._stay() as stay:
-            found = self._finder.find_on_device(prompt_key(tokens))
-            timer.settled()
-            prefix = stay.lock(found.match)
-            rows = self._device.rows_of_prefix(prefix.slots)
-            return self._first_token(tokens, rows, self._take_state(stay, prefix), timer)
+        return self._first_tokens.without_store(tuple(prompt))
 
     def first_token_with_pages_swapped(
         self,
@@ -253,32 +284,16 @@ class TransformersEngine:
             ContractError: One of the pages is not on the device, or they are the same.
         """
         self._require_open("first_token_with_pages_swapped")
-        timer = _Timer(self._clock)
-        tokens = tuple(prompt)
-        key = prompt_key(tokens)
-        if num_prefix_tokens is not None:
-            key = attrs.evolve(key, token_ids=key.token_ids[:num_prefix_tokens])
-        with self._stay() as stay:
-            found = self._finder.find_on_device(key)
-            timer.settled()
-            prefix = stay.lock(found.match)
-            of_prefix = self._device.rows_of_prefix(prefix.slots)
-            rows = of_prefix.kv.clone()
-            if page == other or not (0 <= page < len(rows) and 0 <= other < len(rows)):
-                raise ContractError(
-                    "first_token_with_pages_swapped: expected two different pages of the "
-                    f"{len(rows)} that are used from the device, got {page} and {other}"
-                )
-            rows[page] = rows[other]
-            state = self._take_state(stay, prefix)
-            return self._first_token(tokens, attrs.evolve(of_prefix, kv=rows), state, timer)
+        return self._first_tokens.with_pages_swapped(
+            tuple(prompt), page=page, other=other, num_prefix_tokens=num_prefix_tokens
+        )
 
     # -- the cache as a whole -------------------------------------------------------------------
 
     @property
     def page_size(self) -> int:
         """Tokens of a page."""
-        return self._page_size
+        return self._device.page_size
 
     @property
     def pages_by_writer(self) -> Mapping[int, int]:
@@ -299,7 +314,7 @@ class TransformersEngine:
         return self._cache.num_outstanding
 
     def settle(self, timeout_s: float) -> bool:
-        """Step until nothing is outstanding: all offloads are confirmed, or failed.
+        """Iterate until nothing is in flight or outstanding: all offloads are confirmed, or failed.
 
         Args:
             timeout_s: How long, at least; with several ranks it is counted in steps, so that all of
@@ -310,222 +325,62 @@ class TransformersEngine:
         """
         self._require_open("settle")
         patience = self._begin_wait(timeout_s)
-        while self._cache.num_outstanding:
-            self._cache.step()
-            if self._cache.num_outstanding and not patience.pause():
+        while self._scheduler.num_in_flight or self._cache.num_outstanding:
+            if not patience.lasts():
                 return False
+            self._scheduler.iterate()
         return True
 
     def reset(self) -> None:
         """Forget all that is cached on the device. The only way on after an `AgreementError`.
 
+        Requests in flight are aborted.
+
         Ranks: all.
         """
         self._require_open("reset")
+        self._scheduler.abort_all()
         self._cache.reset()
 
     def close(self) -> None:
-        """Release everything. Idempotent."""
+        """Release everything; requests in flight are aborted. Idempotent."""
         self._closed = True
+        self._scheduler.abort_all()
         self._resources.close()
 
     # -- steps of the above ---------------------------------------------------------------------
 
-    def _first_token(
-        self, tokens: tuple[int, ...], prefix: PrefixRows, state: int | None, timer: _Timer
-    ) -> FirstToken:
-        sequence = RunningSequence(self._model, self._device, prefix, state=state)
-        sequence.fill()
-        logits = torch.empty(0)
-        for end in self._ends(sequence, tokens):
-            logits = sequence.run(tokens[sequence.num_tokens : end])
-        token = most_likely(logits)
-        timer.answered()
-        return FirstToken(
-            token=token,
-            logits=logits,
-            figures=timer.figures(len(tokens), device_tokens=prefix.num_tokens, restored_tokens=0),
-        )
-
-    def _launch(
-        self,
-        request: EngineRequest,
-        tokens: tuple[int, ...],
-        max_new_tokens: int,
-        found: FoundPrefix,
-        stay: Stay,
-        tell: Callable[[Progress], None],
-    ) -> _Run | None:
-        """Make room, and run the prompt behind what was found.
-
-        Returns:
-            None where what was being loaded did not come: nothing that was computed counts.
-        """
-        prefix = stay.lock(found.match)
-        slots = torch.cat([prefix.slots, request.loading[: found.loading_tokens]])
-        # The last new token is never run, so it needs no slot.
-        longest = self._whole_pages(len(tokens) + max_new_tokens - 1 + self._page_size - 1)
-        stay.reserve(longest - len(slots), len(slots))
-        state = self._take_state(stay, prefix)
-        if found.loading_tokens and stay.load_failed:
-            return None
-        batch = stay.launch()
-        tell(PrefillStarted(num_cached_tokens=len(slots), num_tokens=len(tokens) - len(slots)))
-        boundaries = Boundaries(self._device, stay, found.match, len(tokens), state)
-        sequence = RunningSequence(
-            self._model,
-            self._device,
-            self._device.rows_of_prefix(slots),
-            state=state,
-            on_run=boundaries.note,
-        )
-        first, *ends = self._ends(sequence, tokens, boundaries.stops)
-        if found.loading_tokens:
-            assert self._gate is not None, "only a linker with layers admits"
-            with self._gate.before_each_layer(batch, sequence.fill_layer):
-                logits = sequence.run(tokens[len(slots) : first])
-        else:
-            sequence.fill()
-            logits = sequence.run(tokens[len(slots) : first])
-        stay.finish_loads(batch)
-        if found.loading_tokens:
-            if stay.load_failed:
-                return None
-            # Where the cache has it now, and locked from here on.
-            num_tokens, slots = len(slots), stay.lock(self._on_device(request)).slots
-            assert len(slots) == num_tokens, "what landed is locked for its request"
-        for end in ends:
-            logits = sequence.run(tokens[sequence.num_tokens : end])
-        return _Run(sequence=sequence, logits=logits, prefix_slots=slots, boundaries=boundaries)
-
-    def _on_device(self, request: EngineRequest) -> MatchResult:
-        """Where the device has a request's prompt."""
-        return self._finder.find_on_device(request.key).match
-
-    def _take_state(self, stay: Stay, prefix: LockedPrefix) -> int | None:
-        """A slot for the states of a request; None for a model without."""
-        return None if self._device.states is None else stay.take_state(prefix)
-
-    def _ends(
-        self, sequence: RunningSequence, tokens: tuple[int, ...], stops: Collection[int] = ()
-    ) -> list[int]:
-        """Where each forward of the rest of a prompt ends."""
-        chunk_tokens = self._settings.chunk_tokens
-        return ends_of_chunks(sequence.num_tokens, len(tokens), chunk_tokens, stops)
-
-    def _keep(self, stay: Stay, run: _Run, tokens: tuple[int, ...]) -> None:
-        """Write the new pages of a sequence that are of use into the pools, and insert them."""
-        start = len(run.prefix_slots)
-        ends = run.boundaries.of_insert(start, len(tokens))
-        if not ends:
-            return
-        new = stay.new_slots(ends[-1].num_tokens - start)
-        floor = start + new.num_without_window
-        run.sequence.save(new.full, start, floor)
-        value = torch.cat([run.prefix_slots, new.full])
-        inserted = start
-        for boundary in ends:
-            end = boundary.num_tokens
-            params = InsertParams(
-                key=RadixKey(array("q", tokens[:end])),
-                value=value[:end],
-                prev_prefix_len=inserted,
-                inserted_len=inserted if inserted > start else 0,
-                component_evicted_seqlens=self._floors(floor),
-                mamba_value=boundary.state,
-            )
-            stay.insert(params, end - inserted)
-            inserted = end
-
-    def _floors(self, window_start: int) -> dict[ComponentType, int]:
-        """From which token on a sequence has a window, for an insert."""
-        return {} if self._device.windows is None else {ComponentType.SWA: window_start}
-
-    def _whole_pages(self, num_tokens: int) -> int:
-        return num_tokens - num_tokens % self._page_size
-
-    def _stay(self) -> Stay:
+    def _stay(self, request_id: RequestId | None = None) -> Stay:
         return Stay(
             cache=self._cache,
             tree=self._tree,
             device=self._device,
-            begin_wait=self._begin_wait,
+            retire_batches=self._scheduler.retire,
+            request_id=request_id,
         )
 
-    def _begin_wait(self, timeout_s: float | None = None) -> Patience:
-        settings = self._settings
+    def _begin_wait(self, timeout_s: float) -> Patience:
         return Patience(
             clock=self._clock,
-            timeout_s=settings.wait_timeout_s if timeout_s is None else timeout_s,
-            poll_interval_s=settings.poll_interval_s,
+            timeout_s=timeout_s,
+            poll_interval_s=self._settings.poll_interval_s,
             num_ranks=self._num_ranks,
         )
+
+    def _wait_for_offloads(self, take: Callable[[], _T | None]) -> _T | None:
+        """What `take` gives in the end, when what offloads still read is free; else None."""
+        patience = self._begin_wait(self._settings.wait_timeout_s)
+        while True:
+            taken = take()
+            if taken is not None or not self._cache.num_outstanding or not patience.lasts():
+                return taken
+            self._scheduler.iterate()
 
     def _require_open(self, event: str) -> None:
         if self._closed:
             raise InvalidTransitionError(
                 f"{event}: expected an open engine, got a closed one", state="closed", event=event
             )
-
-
-@attrs.frozen(kw_only=True, eq=False)
-class _Run:
-    """A prompt that was run.
-
-    Attributes:
-        sequence: It.
-        logits: Behind it. Shape: (vocabulary,).
-        prefix_slots: Full slots of what was not computed, which are the cache's. Shape: (n,) int64.
-        boundaries: Where it can be gone on from.
-    """
-
-    sequence: RunningSequence
-    logits: torch.Tensor
-    prefix_slots: torch.Tensor
-    boundaries: Boundaries
-
-
-@attrs.define
-class _Timer:
-    """Two moments of a request. Starts when it is made."""
-
-    _clock: Clock
-    _started: float = attrs.field(init=False)
-    _settled: float = attrs.field(init=False)
-    _answered: float = attrs.field(init=False)
-
-    def __attrs_post_init__(self) -> None:
-        self._started = self._settled = self._answered = self._clock.now()
-
-    def settled(self) -> None:
-        """It is settled what must be computed."""
-        self._settled = self._clock.now()
-
-    def answered(self) -> None:
-        """The first token is known."""
-        self._answered = self._clock.now()
-
-    def figures(
-        self, prompt_tokens: int, *, device_tokens: int, restored_tokens: int
-    ) -> RequestFigures:
-        """The figures of a request that was answered."""
-        return RequestFigures(
-            prompt_tokens=prompt_tokens,
-            device_tokens=device_tokens,
-            restored_tokens=restored_tokens,
-            computed_tokens=prompt_tokens - device_tokens - restored_tokens,
-            time_to_first_token_s=self._answered - self._started,
-            load_s=self._settled - self._started,
-            compute_s=self._answered - self._settled,
-        )
-
-
-def _figures(prompt_tokens: int, found: FoundPrefix, timer: _Timer) -> RequestFigures:
-    return timer.figures(
-        prompt_tokens,
-        device_tokens=found.device_tokens,
-        restored_tokens=found.restored_tokens,
-    )
 
 
 def _tell_nobody(progress: Progress) -> None:

@@ -87,12 +87,18 @@ def decode_greedily(
         max_new_tokens: How many tokens at most.
         eos_ids: Tokens after which to stop; the one that was hit is yielded.
     """
-    for count in range(1, max_new_tokens + 1):
-        token = most_likely(logits)
-        yield token
-        if count == max_new_tokens or token in eos_ids:
+    tokens: list[int] = []
+    while True:
+        tokens.append(most_likely(logits))
+        yield tokens[-1]
+        if answer_is_over(tokens, max_new_tokens, eos_ids):
             return
-        logits = run([token])
+        logits = run(tokens[-1:])
+
+
+def answer_is_over(tokens: Sequence[int], max_new_tokens: int, eos_ids: Collection[int]) -> bool:
+    """True when an answer of these tokens, at least one, has its last."""
+    return len(tokens) == max_new_tokens or tokens[-1] in eos_ids
 
 
 def most_likely(logits: torch.Tensor) -> int:

@@ -49,7 +49,9 @@ class KVGeometry:
 
     @classmethod
     def of_model(cls, model: CausalModel, *, page_size: int, tensor_parallel_size: int = 1) -> Self:
-        """The geometry of a loaded model's full attention on each of its ranks.
+        """The geometry on each rank of the pages that a loaded model keeps of every token.
+
+        Those of full attention; of windows in a model that has nothing else.
 
         Args:
             model: The model.
@@ -70,11 +72,12 @@ class KVGeometry:
                     f"over the tensor-parallel ranks, got {tensor_parallel_size} ranks"
                 )
         return cls(
-            layers=kind.full_layers,
+            layers=kind.full_layers or kind.window_layers,
             num_kv_heads=num_kv_heads // tensor_parallel_size,
             head_dim=_count(config, "head_dim", config.hidden_size // config.num_attention_heads),
             dtype=model.dtype,
             page_size=page_size,
+            sliding_window=0 if kind.full_layers else kind.sliding_window,
         )
 
     def of_windows(self, kind: ModelKind) -> Self:

@@ -6,6 +6,9 @@
 | sliding_attention        | keys and values of one window              | SWA         |
 | linear_attention         | convolution and recurrent states           | MAMBA       |
 | hybrid                   | states, and keys and values of every token | FULL, MAMBA |
+
+A model of windows alone keeps the pages of every token all the same, as one of full attention does,
+and a forward sees the last of them: so it can go on behind every page.
 """
 
 from __future__ import annotations
@@ -34,6 +37,7 @@ _KEPT_BY: Final = {
 #: Kinds of models that were tried; what else could be combined of these was not.
 _SUPPORTED: Final = (
     frozenset({_FULL}),
+    frozenset({_SWA}),
     frozenset({_FULL, _SWA}),
     frozenset({_FULL, _MAMBA}),
 )
@@ -75,8 +79,8 @@ class ModelKind:
         kept = frozenset[ComponentType]().union(*(_KEPT_BY.get(one, ()) for one in types))
         if unknown or kept not in _SUPPORTED:
             raise UnsupportedModelError(
-                f"{decoder.model_type}: expected full_attention, perhaps beside sliding_attention, "
-                "or beside recurrent states (linear_attention, hybrid), "
+                f"{decoder.model_type}: expected full_attention or sliding_attention or both, or "
+                "full_attention beside recurrent states (linear_attention, hybrid), "
                 f"got {_counted(types)}"
             )
         if setting(decoder, "kv_lora_rank") is not None:
@@ -101,9 +105,14 @@ class ModelKind:
         )
 
     @property
+    def has_window_pages(self) -> bool:
+        """Windows have pages of their own, beside those of full attention."""
+        return bool(self.full_layers and self.window_layers)
+
+    @property
     def lookback(self) -> int:
-        """Tokens before a token that its window layers see; 0 without."""
-        return max(0, self.sliding_window - 1)
+        """Tokens before a token whose window pages it needs; 0 where there are none."""
+        return self.sliding_window - 1 if self.has_window_pages else 0
 
     @property
     def layout(self) -> str:

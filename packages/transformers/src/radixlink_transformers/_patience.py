@@ -1,13 +1,14 @@
 """`Patience`: a bounded wait, of which all ranks see the same end.
 
-A wait steps the cache until a report names the request. How it ends decides what is computed, so
-all ranks must end it in the same step:
+A wait goes on from step to step until a report names the request. How it ends decides what is
+computed, so all ranks must end it in the same step:
 
 1. A report, a match and a count are replicated: code may branch on them.
 2. A clock is local. With one rank there is nobody to differ from, and the deadline is in seconds.
 3. With several, the deadline is a number of steps, as many pauses as fit into the same seconds. It
    is replicated, because every step is collective; it comes no earlier than the seconds do, and the
-   deadline of each step itself (the group's, an `AgreementError`) bounds how much later.
+   deadline of each step itself (the group's, an `AgreementError`) bounds how much later. Where no
+   request runs there is such a pause between two steps; where one does, a step takes longer.
 
 So no rank has to raise, and lose its replica, for a slow store: the request is let go on all ranks
 in the same step, and computed.
@@ -16,7 +17,6 @@ in the same step, and computed.
 from __future__ import annotations
 
 import math
-import time
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -38,23 +38,15 @@ class Patience:
             num_ranks: How many ranks wait together.
         """
         self._clock = clock
-        self._poll_interval_s = poll_interval_s
         self._alone = num_ranks == 1
         self._deadline = clock.now() + timeout_s
-        self._pauses_left = math.ceil(timeout_s / poll_interval_s)
+        self._steps_left = math.ceil(timeout_s / poll_interval_s)
 
-    def pause(self) -> bool:
-        """Sleep for a moment, so that other threads can run.
-
-        Returns:
-            False, at once, when the wait has lasted long enough.
-        """
+    def lasts(self) -> bool:
+        """Ask for one step more; False when the wait has lasted long enough."""
         if self._alone:
-            if self._clock.now() >= self._deadline:
-                return False
-        elif self._pauses_left == 0:
+            return self._clock.now() < self._deadline
+        if self._steps_left == 0:
             return False
-        else:
-            self._pauses_left -= 1
-        time.sleep(self._poll_interval_s)
+        self._steps_left -= 1
         return True

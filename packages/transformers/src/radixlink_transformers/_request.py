@@ -1,4 +1,4 @@
-"""`EngineRequest`: a request, as the cache sees it."""
+"""`EngineRequest`: a request, as the cache sees it, and what was said of it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from radixlink_contracts.errors import ContractError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from radixlink_contracts import RequestId
+    from radixlink_contracts import RequestId, StepReport
 
 
 def prompt_key(prompt: Sequence[int]) -> RadixKey:
@@ -48,6 +48,10 @@ class EngineRequest(RequestKV):
         self._request_id = request_id
         self._key = prompt_key(prompt)
         self._loading = torch.empty(0, dtype=torch.int64)
+        #: A report named it since it was last asked for: it is worth to match again.
+        self.may_match = False
+        #: Its layer-wise load failed: nothing that was computed behind it counts.
+        self.load_failed = False
 
     @property
     @override
@@ -67,3 +71,10 @@ class EngineRequest(RequestKV):
     @override
     def repoint(self, start: int, indices: torch.Tensor) -> None:
         self._loading = indices
+
+    def note(self, report: StepReport) -> None:
+        """Take in what a report says of it. Cost: O(requests that the report names)."""
+        failed = self._request_id in report.failed
+        self.load_failed = self.load_failed or failed
+        if failed or self._request_id in report.landed or self._request_id in report.ready:
+            self.may_match = True

@@ -57,7 +57,9 @@ class RunningSequence:
         rows = (prefix.kv, prefix.windows)
         for pool, pool_rows in zip(device.kv_pools, rows, strict=False):
             announce_prefix(self._cache, pool, prefix.num_tokens)
-            self._places |= dict.fromkeys(pool.geometry.layers, (pool, pool_rows))
+            num_seen = pool.geometry.pages_of(prefix.num_tokens)
+            seen = pool_rows[len(pool_rows) - num_seen :]
+            self._places |= dict.fromkeys(pool.geometry.layers, (pool, seen))
         if device.states is not None:
             assert state is not None, "a sequence of a model with states has a slot"
             device.states.pool.lend(self._cache, state, empty=not prefix.num_tokens)

@@ -16,10 +16,10 @@ from radixlink_contracts import PoolName
 from radixlink_contracts.errors import ContractError
 from radixlink_pools import DevicePoolEntry, byte_rows
 from radixlink_transformers._forward import prefill
-from radixlink_transformers._hugging_face import new_cache, state_layer
+from radixlink_transformers._hugging_face import new_cache, setting, state_layer
 
 if TYPE_CHECKING:
-    from radixlink_transformers._hugging_face import CausalModel, KVCache
+    from radixlink_transformers._hugging_face import CausalModel, DecoderConfig, KVCache
     from radixlink_transformers._kinds import ModelKind
 
 
@@ -32,7 +32,7 @@ class StateShape:
         number: Which of the layer's states.
         conv: Of the convolution. Shape: (1, channels, kernel).
         conv_dtype: Of its elements.
-        recurrent: Of the recurrence. Shape: (1, ...).
+        recurrent: Of the recurrence. Shape: (1, heads of this rank, ...).
         recurrent_dtype: Of its elements, which may be wider than the model's.
     """
 
@@ -50,13 +50,23 @@ class StateGeometry:
 
     Attributes:
         states: In layer order.
+        replicated: All ranks of a spread model have the same states, so that they are stored once:
+            transformers' plans leave the recurrences of the families of today whole.
     """
 
     states: tuple[StateShape, ...]
+    replicated: bool = False
 
     @classmethod
-    def of_model(cls, model: CausalModel, kind: ModelKind) -> Self:
+    def of_model(
+        cls, model: CausalModel, kind: ModelKind, *, tensor_parallel_size: int = 1
+    ) -> Self:
         """What a forward of one token leaves behind: no setting says it for all families.
+
+        Args:
+            model: The model.
+            kind: Of that model.
+            tensor_parallel_size: Over how many ranks it is spread.
 
         Raises:
             ContractError: A layer of states kept none.
@@ -86,7 +96,11 @@ class StateGeometry:
                         recurrent_dtype=recurrent.dtype,
                     )
                 )
-        return cls(states=tuple(states))
+        heads = _num_heads(model.config.get_text_config(decoder=True))
+        return cls(
+            states=tuple(states),
+            replicated=tensor_parallel_size > 1 and {one.recurrent[1] for one in states} == {heads},
+        )
 
     @property
     def layout(self) -> str:
@@ -136,6 +150,7 @@ class StatePool:
             rows=[byte_rows(tensor) for tensor in self._tensors],
             page_size=1,
             layers=[*layers, *layers],
+            replicated=geometry.replicated,
         )
 
     @property
@@ -185,6 +200,12 @@ class StatePool:
     @property
     def _tensors(self) -> list[torch.Tensor]:
         return [*self._conv, *self._recurrent]
+
+
+def _num_heads(config: DecoderConfig) -> object:
+    """Heads of the recurrence on all ranks together; None where the family has another word."""
+    gated = setting(config, "linear_num_value_heads")
+    return setting(config, "mamba_n_heads") if gated is None else gated
 
 
 def _shape(shape: tuple[int, ...], dtype: torch.dtype) -> str:

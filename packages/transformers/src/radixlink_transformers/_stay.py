@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack, suppress
-from typing import TYPE_CHECKING, Final, Self, TypeVar
+from typing import TYPE_CHECKING, Final, Self
 
 import attrs
 import torch
@@ -16,19 +16,14 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from radixlink_contracts import (
-        BatchIndex,
         IncLockRefResult,
         InsertParams,
         LinkedPrefixCache,
         LinkedTreeCore,
         MatchResult,
         RequestId,
-        StepReport,
     )
     from radixlink_transformers._device import Device
-    from radixlink_transformers._patience import Patience
-
-_T = TypeVar("_T")
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -58,11 +53,11 @@ class NewSlots:
 
 
 class Stay:
-    """A context in which one request locks its prefix, takes slots and launches batches.
+    """A context in which one request locks its prefix and takes slots.
 
     Leaving it, in whatever way, gives back in this order: the slots that were not inserted, the
-    lock, the request's name in the cache, the batches. Afterwards the cache is as if the request
-    had never come, but for what it inserted, what was evicted for it, and a load that was started.
+    lock, the request's name in the cache. Afterwards the cache is as if the request had never come,
+    but for what it inserted, what was evicted for it, and a load that was started.
 
     Thread: the scheduler's.
     """
@@ -73,7 +68,8 @@ class Stay:
         cache: LinkedPrefixCache,
         tree: LinkedTreeCore,
         device: Device,
-        begin_wait: Callable[[], Patience],
+        retire_batches: Callable[[], None],
+        request_id: RequestId | None = None,
     ) -> None:
         """Hold nothing yet.
 
@@ -81,24 +77,27 @@ class Stay:
             cache: The controller.
             tree: Its tree, to read where a prefix lies.
             device: Its slots.
-            begin_wait: Begins to wait for room.
+            retire_batches: Says that no forward runs any more.
+            request_id: Under which the cache is asked; None for no store.
         """
         self._cache: Final = cache
         self._tree: Final = tree
         self._device: Final = device
-        self._begin_wait: Final = begin_wait
+        self._retire_batches: Final = retire_batches
+        self._request_id: Final = request_id
         self._leaving: Final = ExitStack()
-        self._request_id: RequestId | None = None
-        self._load_failed = False
-        self._num_launched = 0
+        #: What can be let go of while the request goes on.
+        self._held: Final = ExitStack()
         self._slots = torch.empty(0, dtype=torch.int64)
         self._state_slots: list[int] = []
         #: Window slots that are not beside a full slot yet.
         self._window_slots = torch.empty(0, dtype=torch.int64)
 
     def __enter__(self) -> Self:
-        """Begin; the batches are the last to be given back."""
-        self._leaving.callback(self.retire)
+        """Begin; the cache may know the request from now on."""
+        if self._request_id is not None:
+            self._leaving.callback(self._cache.release_aborted_request, self._request_id)
+        self._leaving.callback(self.let_go)
         return self
 
     def __exit__(
@@ -110,75 +109,50 @@ class Stay:
         """Give everything back. One failure on the way does not keep the rest from it."""
         self._leaving.__exit__(exc_type, exc, traceback)
 
-    def name(self, request_id: RequestId) -> None:
-        """The cache knows the request from now on."""
-        self._request_id = request_id
-        self._leaving.callback(self._cache.release_aborted_request, request_id)
-
-    def launch(self) -> BatchIndex | None:
-        """Start the queued loads and count a batch: what is retired now is free after `retire`.
-
-        Returns:
-            What the layers of its forward wait for; None for nothing.
-        """
-        batch = self._cache.ready_to_load_host_cache()
-        self._num_launched += 1
-        return batch
-
-    def finish_loads(self, batch: BatchIndex | None) -> None:
-        """It is decided how the layer-wise load of a launch ended: see `load_failed`."""
-        self._note(self._cache.finish_loads(batch))
-
-    @property
-    def load_failed(self) -> bool:
-        """The request's layer-wise load failed: nothing that was computed of it counts."""
-        return self._load_failed
-
-    def _note(self, report: StepReport) -> None:
-        if self._request_id in report.failed:
-            self._load_failed = True
-
-    def retire(self) -> None:
-        """The results of all batches launched here are processed."""
-        if self._num_launched:
-            num_batches, self._num_launched = self._num_launched, 0
-            self._cache.batch_retired(num_batches)
+    def let_go(self) -> None:
+        """The request holds nothing but its name, and may begin again."""
+        self._held.close()
 
     def lock(self, found: MatchResult) -> LockedPrefix:
         """What was matched stays."""
         receipt = self._cache.inc_lock_ref(IncLockRefParams(node_id=found.last_device_node))
-        self._leaving.callback(self._cache.dec_lock_ref, receipt.to_dec_params())
+        self._held.callback(self._cache.dec_lock_ref, receipt.to_dec_params())
         slots = self._tree.path_indices(found.last_device_node)
         return LockedPrefix(slots=slots, receipt=receipt)
 
     # -- room ------------------------------------------------------------------------------------
 
-    def reserve(self, num_tokens: int, num_locked: int) -> None:
-        """The request has slots for so many tokens; evicts and waits for offloads where it must.
+    def try_reserve(self, num_tokens: int) -> bool:
+        """The request has slots for so many tokens; evicts what it must.
 
         Slots that it had reserved before are given back first.
 
         Args:
             num_tokens: Whole pages.
-            num_locked: Tokens that the request itself keeps locked, for the message.
 
-        Raises:
-            CapacityError: There is no room even so. The request has no slots then.
+        Returns:
+            False where there is no room even so. The request has no slots then.
         """
         self._free_slots()
-        self._leaving.callback(self._free_slots)
+        self._held.callback(self._free_slots)
+        return self._take_slots(num_tokens)
+
+    def no_room(self, num_tokens: int, num_locked: int) -> CapacityError:
+        """Why slots cannot be had.
+
+        Args:
+            num_tokens: What was asked for.
+            num_locked: Tokens that the request itself keeps locked.
+        """
         full, windows = self._device.full, self._device.windows
-        # What does not fit into an empty pool is not worth evicting everything for.
-        fits = num_tokens + num_locked <= full.size
-        if not fits or not self._until(lambda: self._take_slots(num_tokens) or None):
-            beside = "" if windows is None else f" and one of {windows.pair.swa.size} for windows"
-            raise CapacityError(
-                f"expected room for {num_tokens} tokens in a pool of {full.size}{beside} beside "
-                f"the {num_locked} that the request has there, got {full.available_size} after "
-                "eviction; the rest is in use, or the pool is too small",
-                needed=num_tokens,
-                available=full.available_size,
-            )
+        beside = "" if windows is None else f" and one of {windows.pair.swa.size} for windows"
+        return CapacityError(
+            f"expected room for {num_tokens} tokens in a pool of {full.size}{beside} beside "
+            f"the {num_locked} that the request has there, got {full.available_size} after "
+            "eviction; the rest is in use, or the pool is too small",
+            needed=num_tokens,
+            available=full.available_size,
+        )
 
     def new_slots(self, num_tokens: int) -> NewSlots:
         """The first of the reserved slots, the last of them with window slots beside.
@@ -198,27 +172,30 @@ class Stay:
             self._window_slots = rest
         return NewSlots(full=full, num_without_window=num_tokens - num_beside)
 
-    def take_state(self, prefix: LockedPrefix) -> int:
+    def try_take_state(self, prefix: LockedPrefix) -> int | None:
         """A state slot of the request's own, with a copy of the state at the end of a prefix.
 
         Args:
             prefix: Where it is empty, what is in the slot is anything.
 
-        Raises:
-            CapacityError: There is no room, even after eviction.
+        Returns:
+            None where there is no room, even after eviction.
         """
-        begins = not len(prefix.slots)
-        slot = self._until(self.spare_state if begins else lambda: self._forked(prefix.receipt))
-        if slot is None:
-            states = self._device.states
-            assert states is not None
-            raise CapacityError(
-                f"expected room for a state in a pool of {states.slots.size}, got none after "
-                "eviction; the rest is in use, or the pool is too small",
-                needed=1,
-                available=0,
-            )
-        return slot
+        if not len(prefix.slots):
+            return self.spare_state()
+        slot = self._cache.fork_state(prefix.receipt)
+        return None if slot is None else self._own(slot)
+
+    def no_state(self) -> CapacityError:
+        """Why a state slot cannot be had."""
+        states = self._device.states
+        assert states is not None, "only a model with states needs their slots"
+        return CapacityError(
+            f"expected room for a state in a pool of {states.slots.size}, got none after "
+            "eviction; the rest is in use, or the pool is too small",
+            needed=1,
+            available=0,
+        )
 
     def spare_state(self) -> int | None:
         """A state slot of the request's own, evicting for it; None when none can be had now."""
@@ -229,13 +206,9 @@ class Stay:
         slot = states.slots.alloc()
         return None if slot is None else self._own(slot)
 
-    def _forked(self, receipt: IncLockRefResult) -> int | None:
-        slot = self._cache.fork_state(receipt)
-        return None if slot is None else self._own(slot)
-
     def _own(self, slot: int) -> int:
         if not self._state_slots:
-            self._leaving.callback(self._free_states)
+            self._held.callback(self._free_states)
         self._state_slots.append(slot)
         return slot
 
@@ -253,7 +226,7 @@ class Stay:
         except BaseException:
             # It may have come from any point of the insert: look who has the slots now. No forward
             # runs, so what the insert retired is free.
-            self.retire()
+            self._retire_batches()
             found = self._cache.match_prefix(MatchPrefixParams(key=params.key))
             in_tree = torch.isin(slots, self._tree.path_indices(found.last_device_node))
             self._slots = rest
@@ -297,16 +270,6 @@ class Stay:
             assert window_slots is not None, "no more than what is available was asked for"
             self._window_slots = window_slots
         return True
-
-    def _until(self, take: Callable[[], _T | None]) -> _T | None:
-        """What `take` gives in the end, when pages that offloads still read are free; else None."""
-        patience = self._begin_wait()
-        while True:
-            taken = take()
-            # Such pages are locked; the end of an offload is a matter of steps.
-            if taken is not None or not self._cache.num_outstanding or not patience.pause():
-                return taken
-            self._note(self._cache.step())
 
     def _free_slots(self) -> None:
         if len(self._slots):
