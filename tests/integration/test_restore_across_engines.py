@@ -328,7 +328,7 @@ def test_files_restore_what_is_kept_beside_full_attention(
 def test_a_later_job_restores_what_an_earlier_one_kept_in_files(
     tmp_path: Path, prompt: tuple[int, ...], family: str
 ) -> None:
-    model = load_model(_save(family, tmp_path / "model"))
+    model = load_model(save_tiny(family, tmp_path / "model"))
 
     def job(name: str) -> StoreFactory:
         """Stores with memory of their own, and files that all jobs have."""
