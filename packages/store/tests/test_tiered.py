@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import resource
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import attrs
 import pytest
+from typing_extensions import override
 
 from radixlink_contracts import PageBits, PageKeys, StoreConfig
 from radixlink_contracts.errors import BackendUnavailableError, ContractError, StaleHandleError
@@ -55,11 +58,13 @@ def open_store(
     """Opens stores of 64 pages in memory, each by a factory of its own."""
     factories: list[TieredStoreFactory] = []
 
-    def open_(memory: str = "memory", queue_bytes: int = 1 << 24) -> TieredStore:
+    def open_(
+        memory: str = "memory", queue_bytes: int = 1 << 24, retry_s: float = 10.0
+    ) -> TieredStore:
         config = StoreConfig(location=str(tmp_path / memory), capacity_bytes=SLOTS * 64)
         factory = TieredStoreFactory(
             FileStoreFactory(config, prefault=False),
-            attrs.evolve(settings, queue_bytes=queue_bytes),
+            attrs.evolve(settings, queue_bytes=queue_bytes, retry_s=retry_s),
         )
         factories.append(factory)
         return factory.open(layout)
@@ -197,6 +202,44 @@ def test_touch_says_what_is_in_files_too(open_store: OpenStore, files: Path) -> 
     assert other.touch(page_keys(range(1, 5))) == PageBits.of([0, 1], 4)
     assert path.stat().st_mtime > 1000
     assert other.counters == TierCounters()
+
+
+def test_full_disk_is_logged_once_and_what_waits_is_written_when_there_is_room(
+    open_store: OpenStore, files: Path
+) -> None:
+    class Log(logging.Handler):
+        """Keeps what is logged, and says when something is."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.told: list[str] = []
+            self.heard = threading.Event()
+
+        @override
+        def emit(self, record: logging.LogRecord) -> None:
+            self.told.append(record.getMessage())
+            self.heard.set()
+
+    log, logger = Log(), logging.getLogger("radixlink_store")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    store = open_store(retry_s=0.01)
+    logger.addHandler(log)
+    try:
+        # No file may be longer than that: not even its head fits.
+        resource.setrlimit(resource.RLIMIT_FSIZE, (10, before[1]))
+        assert put_pages(store, page_keys(range(8))).complete
+        assert log.heard.wait(TIMEOUT_S)
+        assert held(store, range(8)).complete
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        assert store.flush(TIMEOUT_S)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        logger.removeHandler(log)
+    full, again = log.told
+    assert "there is no room" in full
+    assert again == f"{files}: pages are written again"
+    assert store.counters.write_failed >= 1
+    assert store.counters.written == 8
 
 
 def test_memory_that_fails_is_no_end_of_writing(

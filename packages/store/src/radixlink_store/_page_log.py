@@ -12,9 +12,8 @@ Rules of the file:
 2. a file is opened for each batch of reads and closed again: what was evicted then is a miss, and
    no descriptor keeps its room from being free;
 3. one thread appends; any read;
-4. what the operating system says against writing is told once, and ends it until `retry_s` seconds
-   later; reads go on. A try that goes through is told too, and all is as before. What it says
-   against reading is a miss and a counter.
+4. what the operating system says against reading is a miss and a counter; what it says against
+   writing is `_log_appender`'s, and reads go on.
 """
 
 from __future__ import annotations
@@ -27,12 +26,11 @@ import time
 from typing import TYPE_CHECKING, Final
 
 from radixlink_contracts import PageBits
-from radixlink_contracts.errors import CapacityError, StorageError
+from radixlink_contracts.errors import StorageError
 from radixlink_store._directory import open_directory
-from radixlink_store._errors import NO_ROOM
-from radixlink_store._log_file import LOG_SUFFIX, LogFile, LogFormat, LogWriter, name_prefix
+from radixlink_store._log_appender import LogAppender
+from radixlink_store._log_file import LOG_SUFFIX, LogFile, LogFormat, name_prefix
 from radixlink_store._log_index import LogIndex
-from radixlink_store._log_room import sizes_in, to_evict
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -44,8 +42,6 @@ if TYPE_CHECKING:
 
 _LOGGER: Final = logging.getLogger("radixlink_store")
 _USED_EVERY_S: Final = 60.0
-_FILE_PART: Final = 16
-_MOST_FILE_BYTES: Final = 1 << 28
 
 
 class PageLog:
@@ -81,17 +77,17 @@ class PageLog:
         self._settings: Final = settings
         self._tally: Final = tally
         self._clock: Final = clock
-        self._report: Final = report
         self._format: Final = LogFormat(layout)
         self._prefix: Final = name_prefix(layout.fingerprint)
-        self._file_bytes: Final = _file_bytes(self._format, settings)
         self._index: Final = LogIndex()
         self._directory: Final = open_directory(settings.path)
-        self._names: Final = os.urandom(8).hex()
-        self._turn = 0
-        self._writer: tuple[LogWriter, IndexedFile] | None = None
-        #: Until when nothing is written; None while all is well.
-        self._paused_until: float | None = None
+        try:
+            self._appender: Final = LogAppender(
+                self._directory, self._format, settings, self._index, tally, clock, report
+            )
+        except BaseException:
+            os.close(self._directory)
+            raise
         #: Held while the directory is looked at.
         self._scanning: Final = threading.Lock()
         self._scan_at = clock()
@@ -304,134 +300,15 @@ class PageLog:
 
     def pause_s(self) -> float:
         """For how many seconds nothing will be written; 0 if it would be tried now."""
-        return max(0.0, (self._paused_until or 0.0) - self._clock())
+        return self._appender.pause_s()
 
     def append(self, key: bytes, ranges: Sequence[memoryview]) -> bool:
-        """Write a page, unless writing has ended for now.
-
-        Args:
-            key: The page.
-            ranges: Its layer ranges. Shape: each of its own length.
-
-        Returns:
-            Whether it is in a file.
-
-        Cost: a checksum and a copy of the page; at times a new file and a look at the directory.
-        """
-        if self.pause_s():
-            return False
-        try:
-            writer, file = self._file_with_room()
-            writer.append(key, ranges)
-        except OSError as error:
-            self._pause(error)
-            return False
-        self._index.extend(file, [key])
-        self._tally.add(written=1)
-        if self._paused_until is not None:
-            self._paused_until = None
-            self._report(f"{self._settings.path}: pages are written again")
-        return True
+        """Write a page, unless writing has ended for now; see `LogAppender.append`."""
+        return self._appender.append(key, ranges)
 
     def close(self) -> None:
         """Seal the file that is being written, and close the directory."""
         try:
-            if self._writer is not None:
-                self._seal()
-        except OSError as error:
-            self._pause(error)
+            self._appender.close()
         finally:
             os.close(self._directory)
-
-    def _file_with_room(self) -> tuple[LogWriter, IndexedFile]:
-        """The file to write to.
-
-        Raises:
-            OSError: There is no room, or the disk fails.
-        """
-        if self._writer is not None:
-            writer, file = self._writer
-            if not writer.is_linked:
-                self._writer = None
-                writer.close()
-                self._index.drop(file)
-            elif writer.num_bytes_with_one_more > self._file_bytes:
-                self._seal()
-        if self._writer is None:
-            self._make_room()
-            self._turn += 1
-            name = f"{self._prefix}{self._names}-{self._turn:08x}{LOG_SUFFIX}"
-            file_id = int.from_bytes(os.urandom(8), "little")
-            # Before it has its name, so that no scan takes it for another's.
-            file = self._index.add_file(name, file_id, ours=True)
-            try:
-                writer = LogWriter(self._directory, name, file_id, self._format)
-            except OSError:
-                self._index.drop(file)
-                raise
-            self._writer = writer, file
-        return self._writer
-
-    def _seal(self) -> None:
-        """End the file that is being written.
-
-        Raises:
-            OSError: There is no room, or the disk fails; the file is ended all the same.
-        """
-        assert self._writer is not None
-        (writer, _), self._writer = self._writer, None
-        try:
-            writer.seal()
-        finally:
-            writer.close()
-
-    def _make_room(self) -> None:
-        """Evict what is in the way of one more file.
-
-        Raises:
-            OSError: The directory cannot be listed, or a file not be removed.
-        """
-        sizes = sizes_in(self._directory)
-        for size in to_evict(sizes, self._settings.capacity_bytes, self._file_bytes):
-            # Somebody else may have been faster.
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(size.name, dir_fd=self._directory)
-                self._tally.add(files_evicted=1)
-            for file in self._index.files:
-                if file.name == size.name:
-                    self._index.drop(file)
-
-    def _pause(self, error: OSError) -> None:
-        """Write nothing for a while, and say so if it is news."""
-        self._tally.add(write_failed=1)
-        if self._paused_until is None:
-            what = "there is no room" if error.errno in NO_ROOM else "the disk fails"
-            self._report(
-                f"{self._settings.path}: expected to write pages, got {error.strerror} (errno "
-                f"{error.errno}): {what}. Pages that are there are read as before, no others are "
-                f"written; that is tried again every {self._settings.retry_s} s"
-            )
-        if self._writer is not None and error.errno not in NO_ROOM:
-            # Perhaps another part of the disk is sound.
-            (writer, file), self._writer = self._writer, None
-            file.ours = False
-            writer.close()
-        self._paused_until = self._clock() + self._settings.retry_s
-
-
-def _file_bytes(format_: LogFormat, settings: PersistentSettings) -> int:
-    """How long a file may get: one record at least.
-
-    Raises:
-        CapacityError: That does not fit.
-    """
-    least = format_.sealed_bytes(1)
-    if least > settings.capacity_bytes:
-        raise CapacityError(
-            f"{settings.path}: expected room for a file of one page, {least} bytes with its "
-            f"headers, got a capacity of {settings.capacity_bytes}",
-            needed=least,
-            available=settings.capacity_bytes,
-        )
-    part = min(settings.capacity_bytes // _FILE_PART, _MOST_FILE_BYTES)
-    return max(least, part if settings.file_bytes is None else settings.file_bytes)
