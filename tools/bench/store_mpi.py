@@ -133,7 +133,8 @@ def main() -> None:
     options = parser.parse_args()
     says = WORLD.rank == 1
     if says:
-        print(f"{MPI.Get_library_version().splitlines()[0]}; load {os.getloadavg()[0]:.1f}\n")
+        library = MPI.Get_library_version().partition(",")[0].splitlines()[0]
+        print(f"{library}; load {os.getloadavg()[0]:.1f}\n")
         print("| page | pages | plain us | copy us | fetch us | to plain | GB/s | miss us |")
         print("|---" * 8 + "|")
     for page_bytes in PAGES:

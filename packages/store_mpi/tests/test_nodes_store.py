@@ -168,6 +168,23 @@ def test_node_that_says_nothing_is_a_miss_and_the_others_are_heard(many: list[No
     assert read_right(store, store.open(KEYS, 0.0)) == PageBits.all(6)
 
 
+def test_node_that_goes_silent_between_two_questions_is_replaced(many: list[Node]) -> None:
+    store = many[0].store(many)
+    put_pages(many[1].local, KEYS)
+    put_pages(many[2].local, page_keys([0, 1, 2, 3, 4, 7]))
+    answers = iter([True, False])
+
+    def once(answer: memoryview) -> memoryview | None:
+        return answer if next(answers) else None
+
+    many[1].disturb = once
+    handles = store.open(page_keys([*range(6), 7]), 0.0)
+    # Page 5 went with it; 7 was asked of the other in the same round, the rest in the next ones.
+    assert handles.found == PageBits.of([0, 1, 2, 3, 4, 6], 7)
+    assert read_right(store, handles) == handles.found
+    assert many[0].tally.counters.fetched == 6
+
+
 def test_node_without_the_layout_is_a_miss(tmp_path: Path) -> None:
     nodes = make_nodes(tmp_path / "a", 1) + make_nodes(
         tmp_path / "b", 2, attrs.evolve(SUITE_LAYOUT, range_bytes=(96, 33, 161))
