@@ -8,6 +8,7 @@ import shlex
 from pathlib import Path
 
 from packages.sglang.tests.sglang_import import part
+
 from radixlink_sglang import LinkerConfig
 
 README = Path(__file__).parents[1] / "README.md"

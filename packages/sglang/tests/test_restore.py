@@ -61,6 +61,15 @@ def test_another_process_gets_the_prefix_too(tmp_path: Path, kind: Kind) -> None
         ]
 
 
+def test_a_store_may_be_named_by_its_import_path() -> None:
+    with SglangEngine(linker_config("radixlink_testing:InMemoryStoreFactory", "")) as engine:
+        engine.serve(PROMPT)
+        engine.forget()
+        assert engine.serve([*PROMPT, 7]) == [
+            Answer(on_device=0, restored=100, wrong_rows=0, aborted=False)
+        ]
+
+
 def test_a_batch_restores_several_prefixes_at_once(tmp_path: Path) -> None:
     config = linker_config("file", str(tmp_path / "store"))
     prompts = [[start + token for token in range(40)] for start in (0, 1000, 2000)]
