@@ -91,6 +91,9 @@ def linker_config(store: str, location: str, /, **more: object) -> dict[str, obj
         "capacity_bytes": 1 << 24,
         "model": "model",
         "revision": "1",
+        # A machine with more to do must not turn a restore into a miss.
+        "lookup_timeout_s": 30.0,
+        "load_timeout_s": 30.0,
     }
     return {
         "linker": "RadixlinkLinker",

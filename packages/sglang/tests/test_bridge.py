@@ -35,7 +35,7 @@ from radixlink_testing.linkers import ManualClock
 from radixlink_testing.pages import page_keys
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
 NUM_LAYERS: Final = 2
 NUM_PAGES: Final = 16
@@ -183,6 +183,20 @@ class Rank:
                 return
             tick.wait(1e-3)
         pytest.fail(f"expected {count} offloads to end")
+
+    def when_given_up(self, batch: int, then: Callable[[], None]) -> threading.Thread:
+        """Do something when the loads of a batch are given up."""
+        (operation,) = self.bridge._batches[batch]
+        tick = threading.Event()
+
+        def watch() -> None:
+            while not operation.ticket.decided:
+                tick.wait(1e-3)
+            then()
+
+        thread = threading.Thread(target=watch)
+        thread.start()
+        return thread
 
     def holds(self, pages: Sequence[int], number: int) -> bool:
         return all(bool((rows[list(pages)] == number).all()) for rows in self.rows)
@@ -352,8 +366,7 @@ def test_a_late_batch_is_finished_when_its_copy_has_ended() -> None:
     rank.bridge.load("r", [transfer([0, 1])])
     batch = rank.bridge.start_layer_wise_loading()
     assert rank.copier.copying.wait(_WAIT_S)
-    release = threading.Timer(0.2, rank.copier.gate.set)
-    release.start()
+    release = rank.when_given_up(batch, rank.copier.gate.set)
     assert not rank.bridge.finish_layer_wise_loading(batch)
     assert rank.copier.gate.is_set()
     release.join()
@@ -368,8 +381,7 @@ def test_a_copy_that_does_not_end_is_an_error_not_a_verdict() -> None:
     rank.bridge.load("r", [transfer([0])])
     batch = rank.bridge.start_layer_wise_loading()
     assert rank.copier.copying.wait(_WAIT_S)
-    later = threading.Timer(0.1, rank.clock.advance, [4.0])
-    later.start()
+    later = rank.when_given_up(batch, lambda: rank.clock.advance(4.0))
     with pytest.raises(TransferTimeoutError, match="end within 3"):
         rank.bridge.finish_layer_wise_loading(batch)
     later.join()

@@ -304,9 +304,9 @@ class Bridge:
         Raises:
             TransferTimeoutError: It goes on and on.
         """
+        deadline = self._clock.now() + self._config.quiesce_timeout_s
         for operation in operations:
             operation.ticket.give_up()
-        deadline = self._clock.now() + self._config.quiesce_timeout_s
         while not all(operation.quiesced for operation in operations):
             if self._clock.now() >= deadline:
                 busy = next(operation for operation in operations if not operation.quiesced)
