@@ -213,7 +213,9 @@ class Bridge:
         return True
 
     def num_completed_offloads(self) -> int:
-        """How many of the oldest offloads have ended."""
+        """How many of the oldest offloads have ended. Asked each iteration: nothing, where there is none."""
+        if not self._offloads:
+            return 0
         too_old = self._clock.now() - self._config.offload_timeout_s
         for operation in self._offloads:
             if operation.started_at > too_old:
