@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
 import pytest
 import torch
 from packages.sglang.tests import hooked_store
 from packages.sglang.tests.sglang_engine import (
-    OTHER_LAYERS,
     STATE_GRID,
     Answer,
     Core,
@@ -92,8 +92,8 @@ def test_a_flipped_bit_of_a_state_never_becomes_an_answer(tmp_path: Path) -> Non
     with SglangEngine(config, kind=Kind.STATES) as engine:
         engine.serve(PROMPT)
         engine.forget()
-        _, layer = OTHER_LAYERS
-        temporal = engine.requests.mamba_pool.mamba_cache.temporal[1, 0]
+        *_, layer = Kind.STATES.layers[2]
+        temporal = engine.requests.mamba_pool.mamba_cache.temporal[-1, 0]
         stored = torch.full_like(temporal, state_value(PROMPT[:STATE_GRID], layer, 0, 0))
         flip_a_bit(tmp_path / "store" / "mamba.0-of-1.segment", bytes_of(stored))
         assert [answer.aborted for answer in engine.serve(LONGER)] == [True]
@@ -274,8 +274,10 @@ def test_a_reset_with_everything_in_flight_leaves_everything_free(
         for store in stores:
             store.plan(Fault(StoreCall.PUT, FaultKind.LATE))
         engine.serve(PROMPT)
-        # Windows and states are stored before full attention.
-        assert stores[-1].waiting.wait(10)
+        deadline = time.monotonic() + 10
+        while not any(store.waiting.is_set() for store in stores):
+            assert time.monotonic() < deadline
+            time.sleep(1e-3)
         assert engine.cache.linker.pending_offloads
         engine.cache.reset()
         assert not engine.cache.linker.pending_offloads

@@ -23,7 +23,7 @@ PROMPT = list(range(100, 200))
 
 def restorable(kind: Kind, page_size: int) -> int:
     """How much of the prompt a longer one gets back."""
-    if kind is Kind.STATES and page_size > 1:
+    if kind.has_states and page_size > 1:
         return len(PROMPT) // STATE_GRID * STATE_GRID
     return len(PROMPT) // page_size * page_size
 
