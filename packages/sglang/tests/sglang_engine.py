@@ -11,7 +11,7 @@ import enum
 import time
 from array import array
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Final, Self, assert_never
 
 import attrs
 import torch
@@ -32,9 +32,6 @@ NUM_LAYERS: Final = 4
 HEADS, DIM = 2, 8
 LATENT, ROPE = 8, 4
 
-#: Layers of the kinds that have two sorts of them.
-FULL_LAYERS, OTHER_LAYERS = (0, 2), (1, 3)
-
 #: SGLang keeps states in the tree at multiples of it, where a page has several tokens.
 STATE_GRID: Final = 64
 
@@ -48,6 +45,32 @@ class Kind(enum.Enum):
     LATENT = "latent"
     WINDOWS = "full+swa"
     STATES = "full+mamba"
+    ALL = "full+swa+mamba"
+
+    @property
+    def has_windows(self) -> bool:
+        """Some layers see only a window."""
+        return self in {Kind.WINDOWS, Kind.ALL}
+
+    @property
+    def has_states(self) -> bool:
+        """Some layers keep a recurrent state."""
+        return self in {Kind.STATES, Kind.ALL}
+
+    @property
+    def layers(self) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+        """The layers of full attention, of windows and of states."""
+        match self:
+            case Kind.FULL | Kind.LATENT:
+                return (0, 1, 2, 3), (), ()
+            case Kind.WINDOWS:
+                return (0, 2), (1, 3), ()
+            case Kind.STATES:
+                return (0, 2), (), (1, 3)
+            case Kind.ALL:
+                return (0,), (2,), (1, 3)
+            case _:
+                assert_never(self)
 
 
 class Core(enum.Enum):
@@ -91,6 +114,9 @@ def linker_config(store: str, location: str, /, **more: object) -> dict[str, obj
         "capacity_bytes": 1 << 24,
         "model": "model",
         "revision": "1",
+        # A machine with more to do must not turn a restore into a miss.
+        "lookup_timeout_s": 30.0,
+        "load_timeout_s": 30.0,
     }
     return {
         "linker": "RadixlinkLinker",
@@ -116,6 +142,7 @@ class SglangEngine:
         revision: str | None = None,
     ) -> None:
         self.kind = kind
+        self._full_layers, self._window_layers, self._state_layers = kind.layers
         self.page_size = page_size
         self._rank = 0 if group is None else torch.distributed.get_rank(group)
         self._group = group
@@ -133,7 +160,7 @@ class SglangEngine:
         common = {"size": size, "page_size": page, "dtype": torch.float16, **where}
         unsaved = {"enable_memory_saver": False}
         heads = {"head_num": HEADS, "head_dim": DIM}
-        if self.kind is Kind.STATES:
+        if self.kind.has_states:
             states = part("sglang.srt.configs.mamba_utils")
             shape = states.Mamba2StateShape.create(
                 tp_world_size=1,
@@ -149,18 +176,12 @@ class SglangEngine:
                 mamba_size=NUM_STATES,
                 mamba_spec_state_size=NUM_STATES,
                 max_context_len=NUM_SLOTS,
-                cache_params=states.Mamba2CacheParams(shape=shape, layers=list(OTHER_LAYERS)),
-                mamba_layer_ids=list(OTHER_LAYERS),
+                cache_params=states.Mamba2CacheParams(shape=shape, layers=list(self._state_layers)),
+                mamba_layer_ids=list(self._state_layers),
                 enable_mamba_extra_buffer=page > 1,
                 enable_overlap_schedule=False,
                 **where,
                 **unsaved,
-            )
-            self.kv = pools.HybridLinearKVPool(
-                full_attention_layer_ids=list(FULL_LAYERS),
-                mamba_pool=self.requests.mamba_pool,
-                **common,
-                **heads,
             )
         else:
             self.requests = pools.ReqToTokenPool(
@@ -176,12 +197,19 @@ class SglangEngine:
                 **common,
                 **unsaved,
             )
-        elif self.kind is Kind.WINDOWS:
+        elif self.kind is Kind.STATES:
+            self.kv = pools.HybridLinearKVPool(
+                full_attention_layer_ids=list(self._full_layers),
+                mamba_pool=self.requests.mamba_pool,
+                **common,
+                **heads,
+            )
+        else:
             windows = part("sglang.srt.mem_cache.swa_memory_pool")
             self.kv = windows.SWAKVPool(
                 size_swa=size,
-                full_attention_layer_ids=list(FULL_LAYERS),
-                swa_attention_layer_ids=list(OTHER_LAYERS),
+                full_attention_layer_ids=list(self._full_layers),
+                swa_attention_layer_ids=list(self._window_layers),
                 **common,
                 **heads,
             )
@@ -190,7 +218,7 @@ class SglangEngine:
     def _slot_allocator(self, common: dict[str, object]) -> Foreign:
         rest = {key: value for key, value in common.items() if key not in {"size", "page_size"}}
         rest |= {"kvcache": self.kv, "need_sort": False}
-        if self.kind is Kind.WINDOWS:
+        if self.kind.has_windows:
             swa = part("sglang.srt.mem_cache.allocator.swa")
             made: Foreign = swa.SWATokenToKVPoolAllocator(
                 size=NUM_SLOTS, size_swa=NUM_SLOTS, page_size=self.page_size, **rest
@@ -222,19 +250,18 @@ class SglangEngine:
         # SGLang would read a model's configuration for it.
         settings._mamba_cache_chunk_size = max(STATE_GRID, self.page_size)
         context.publish(settings, role="scheduler")
-        components = {
-            Kind.WINDOWS: (kinds.FULL, kinds.SWA),
-            Kind.STATES: (kinds.FULL, kinds.MAMBA),
-        }.get(self.kind, (kinds.FULL,))
+        components = [kinds.FULL]
+        components += [kinds.SWA] if self.kind.has_windows else []
+        components += [kinds.MAMBA] if self.kind.has_states else []
         self.params = part("sglang.srt.mem_cache.cache_init_params").CacheInitParams(
             disable=False,
             req_to_token_pool=self.requests,
             token_to_kv_pool_allocator=self.slots,
             page_size=self.page_size,
-            tree_components=components,
+            tree_components=tuple(components),
             tree_core_backend="rust" if self._core is Core.RUST else "python",
-            sliding_window_size=WINDOW if self.kind is Kind.WINDOWS else None,
-            enable_mamba_extra_buffer=self.kind is Kind.STATES and self.page_size > 1,
+            sliding_window_size=WINDOW if self.kind.has_windows else None,
+            enable_mamba_extra_buffer=self.kind.has_states and self.page_size > 1,
             tp_cache_group=self._group,
             attn_tp_cache_group=self._group,
         )
@@ -333,26 +360,27 @@ class SglangEngine:
 
     def free(self) -> Room:
         """Free slots."""
-        if self.kind is Kind.WINDOWS:
-            return Room(
-                full=self.slots.full_attn_allocator.available_size(),
-                windows=self.slots.swa_attn_allocator.available_size(),
-            )
-        states = self.requests.mamba_allocator.available_size() if self.kind is Kind.STATES else 0
-        return Room(full=self.slots.available_size(), states=states)
+        states = self.requests.mamba_allocator.available_size() if self.kind.has_states else 0
+        if not self.kind.has_windows:
+            return Room(full=self.slots.available_size(), states=states)
+        return Room(
+            full=self.slots.full_attn_allocator.available_size(),
+            windows=self.slots.swa_attn_allocator.available_size(),
+            states=states,
+        )
 
     def tensors(self) -> list[torch.Tensor]:
         """All memory of the pools."""
-        if self.kind is Kind.WINDOWS:
+        if self.kind is Kind.LATENT:
+            return list(self.kv.kv_buffer)
+        if self.kind.has_windows:
             pools = [self.kv.full_kv_pool, self.kv.swa_kv_pool]
         elif self.kind is Kind.STATES:
             pools = [self.kv.full_kv_pool]
-        elif self.kind is Kind.LATENT:
-            return list(self.kv.kv_buffer)
         else:
             pools = [self.kv]
         found = [tensor for pool in pools for tensor in (*pool.k_buffer, *pool.v_buffer)]
-        if self.kind is Kind.STATES:
+        if self.kind.has_states:
             states = self.requests.mamba_pool.mamba_cache
             found += [states.temporal, *states.conv]
         return found
@@ -431,7 +459,7 @@ class SglangEngine:
     def _forward(self, batch: Foreign) -> dict[str, int]:
         """Check what each request has of its prefix, layer by layer, and compute the rest."""
         wrong = dict.fromkeys((request.rid for request in batch.reqs), 0)
-        if self.kind is Kind.STATES:
+        if self.kind.has_states:
             copied = batch.mamba_cow_src_indices
             if copied is not None:
                 self.requests.copy_mamba_state(copied, batch.mamba_cow_dst_indices)
@@ -439,7 +467,7 @@ class SglangEngine:
                 self.requests.mamba_pool.clear_slots(batch.mamba_clear_indices)
         for layer in range(NUM_LAYERS):
             for request in batch.reqs:
-                if self.kind is Kind.STATES and layer in OTHER_LAYERS:
+                if layer in self._state_layers:
                     wrong[request.rid] += self._state_layer(request, layer)
                 else:
                     wrong[request.rid] += self._attention_layer(request, layer)
@@ -450,7 +478,7 @@ class SglangEngine:
         tokens = list(request.full_untruncated_fill_ids)[:end]
         rows = self.requests.req_to_token[request.kv.req_pool_idx, :end].to(torch.int64)
         seen = slice(0, start)
-        if self.kind is Kind.WINDOWS and layer in OTHER_LAYERS:
+        if layer in self._window_layers:
             rows = self.kv.translate_loc_from_full_to_swa(rows)
             seen = slice(max(0, start - WINDOW + 1), start)
         latent = self.kind is Kind.LATENT

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
 import pytest
+import torch
 from packages.sglang.tests import hooked_store
 from packages.sglang.tests.sglang_engine import (
     STATE_GRID,
@@ -14,6 +16,7 @@ from packages.sglang.tests.sglang_engine import (
     SglangEngine,
     attention_rows,
     linker_config,
+    state_value,
 )
 from packages.sglang.tests.sglang_import import part
 
@@ -47,8 +50,11 @@ def flip_a_bit(segment: Path, payload: bytes) -> None:
 
 def rows_of(page: int, layer: int, width: tuple[int, ...]) -> bytes:
     """What layer's keys of one page of the prompt are stored as."""
-    rows = attention_rows(PROMPT, layer, 0, width, 0)[page * 4 : page * 4 + 4]
-    return rows.numpy().tobytes()
+    return bytes_of(attention_rows(PROMPT, layer, 0, width, 0)[page * 4 : page * 4 + 4])
+
+
+def bytes_of(tensor: torch.Tensor) -> bytes:
+    return bytes(tensor.contiguous().view(torch.uint8).flatten().tolist())
 
 
 @pytest.mark.parametrize(
@@ -79,6 +85,21 @@ def test_a_flipped_bit_never_becomes_an_answer(
         assert answer.restored >= RESTORABLE.get(kind, 100)
         assert answer.wrong_rows == 0
         assert not answer.aborted
+
+
+def test_a_flipped_bit_of_a_state_never_becomes_an_answer(tmp_path: Path) -> None:
+    config = linker_config("file", str(tmp_path / "store"))
+    with SglangEngine(config, kind=Kind.STATES) as engine:
+        engine.serve(PROMPT)
+        engine.forget()
+        *_, layer = Kind.STATES.layers[2]
+        temporal = engine.requests.mamba_pool.mamba_cache.temporal[-1, 0]
+        stored = torch.full_like(temporal, state_value(PROMPT[:STATE_GRID], layer, 0, 0))
+        flip_a_bit(tmp_path / "store" / "mamba.0-of-1.segment", bytes_of(stored))
+        assert [answer.aborted for answer in engine.serve(LONGER)] == [True]
+        engine.forget()
+        assert engine.serve(LONGER) == [COMPUTED]
+        engine.forget()
 
 
 @pytest.mark.parametrize("core", Core)
@@ -130,7 +151,7 @@ def test_a_lookup_that_fails_is_a_miss(tmp_path: Path) -> None:
 
 
 def test_a_lookup_that_hangs_is_a_miss_and_so_are_those_after_it(tmp_path: Path) -> None:
-    with SglangEngine(hooked(tmp_path, lookup_timeout_s=0.1)) as engine:
+    with SglangEngine(hooked(tmp_path, lookup_timeout_s=1.0)) as engine:
         engine.serve(PROMPT)
         engine.forget()
         (store,) = hooked_store.opened()
@@ -179,7 +200,7 @@ def test_a_put_that_hangs_gives_its_slots_back(tmp_path: Path) -> None:
 
 
 def test_a_read_that_hangs_ends_its_request_and_writes_nothing_later(tmp_path: Path) -> None:
-    with SglangEngine(hooked(tmp_path, load_timeout_s=0.2)) as engine:
+    with SglangEngine(hooked(tmp_path, load_timeout_s=1.0)) as engine:
         engine.serve(PROMPT)
         engine.forget()
         (store,) = hooked_store.opened()
@@ -253,8 +274,10 @@ def test_a_reset_with_everything_in_flight_leaves_everything_free(
         for store in stores:
             store.plan(Fault(StoreCall.PUT, FaultKind.LATE))
         engine.serve(PROMPT)
-        # Windows and states are stored before full attention.
-        assert stores[-1].waiting.wait(10)
+        deadline = time.monotonic() + 10
+        while not any(store.waiting.is_set() for store in stores):
+            assert time.monotonic() < deadline
+            time.sleep(1e-3)
         assert engine.cache.linker.pending_offloads
         engine.cache.reset()
         assert not engine.cache.linker.pending_offloads

@@ -59,7 +59,7 @@ def restored(tokens: int) -> dict[str, object]:
 
 @pytest.mark.parametrize("kind", Kind)
 def test_each_rank_restores_its_own_shard(ranks: list[Said], kind: Kind) -> None:
-    expected = restored(STATE_GRID if kind is Kind.STATES else 100)
+    expected = restored(STATE_GRID if kind.has_states else 100)
     for said in ranks:
         assert said[kind.value]["nothing"] == {"first": expected, "second": expected}
 
@@ -69,7 +69,7 @@ def test_a_page_lost_on_one_rank_leaves_both_the_common_prefix(
     ranks: list[Said], kind: Kind
 ) -> None:
     # SGLang stores the window behind every page, but a state only where it keeps one.
-    expected = restored(0 if kind is Kind.STATES else 20)
+    expected = restored(0 if kind.has_states else 20)
     for said in ranks:
         assert said[kind.value]["lost"]["first"] == expected
 

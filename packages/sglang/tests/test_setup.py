@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
+import torch
 from packages.sglang.tests.sglang_engine import Kind, SglangEngine, linker_config
 from packages.sglang.tests.sglang_import import part
 
+from radixlink_contracts import ComponentType, PoolName
 from radixlink_contracts.errors import IdentityError
+from radixlink_sglang._pools import engine_pools
 from radixlink_sglang.errors import LinkerConfigError, UnsupportedEngineError
 
 if TYPE_CHECKING:
@@ -100,6 +105,29 @@ def test_states_that_the_tree_keeps_in_another_form_are_refused(tmp_path: Path) 
         with pytest.raises(UnsupportedEngineError, match="a pool of checkpoints"):
             engine.make_linker()
         engine.requests.mamba_ckpt_pool = None
+
+
+def test_two_formats_of_one_width_have_different_identities(tmp_path: Path) -> None:
+    pools = part("sglang.srt.mem_cache.memory_pool")
+    with SglangEngine(linker_config("file", str(tmp_path / "store"))) as engine:
+        identities = set()
+        for dtype in (torch.float8_e4m3fn, torch.float8_e5m2):
+            kv = pools.MHATokenToKVPool(
+                size=16,
+                page_size=4,
+                dtype=dtype,
+                head_num=1,
+                head_dim=8,
+                layer_num=2,
+                device="cpu",
+                enable_memory_saver=False,
+            )
+            source = SimpleNamespace(get_kvcache=lambda kv=kv: kv)
+            params = dataclasses.replace(engine.params, token_to_kv_pool_allocator=source)
+            found = engine_pools(params, {ComponentType.FULL})
+            assert found.group.pool(PoolName.KV).range_bytes == (32,) * 4
+            identities.add(found.identity(model="m", revision="1", page_size=4))
+        assert {identity.dtype for identity in identities} == {"float8_e4m3fn", "float8_e5m2"}
 
 
 def test_the_revision_may_be_sglangs_own(tmp_path: Path) -> None:

@@ -213,7 +213,9 @@ class Bridge:
         return True
 
     def num_completed_offloads(self) -> int:
-        """How many of the oldest offloads have ended."""
+        """How many of the oldest offloads have ended. Asked each iteration: nothing, where there is none."""
+        if not self._offloads:
+            return 0
         too_old = self._clock.now() - self._config.offload_timeout_s
         for operation in self._offloads:
             if operation.started_at > too_old:
@@ -304,9 +306,9 @@ class Bridge:
         Raises:
             TransferTimeoutError: It goes on and on.
         """
+        deadline = self._clock.now() + self._config.quiesce_timeout_s
         for operation in operations:
             operation.ticket.give_up()
-        deadline = self._clock.now() + self._config.quiesce_timeout_s
         while not all(operation.quiesced for operation in operations):
             if self._clock.now() >= deadline:
                 busy = next(operation for operation in operations if not operation.quiesced)

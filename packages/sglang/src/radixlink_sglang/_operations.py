@@ -65,7 +65,7 @@ class Operation:
     @property
     def landed(self) -> bool:
         """All its bytes are where they belong."""
-        return self.outcome is Outcome.LANDED and self.quiesced
+        return self.outcome is Outcome.LANDED
 
     def end(self, outcome: Outcome, *, quiesced: bool, why: str = "") -> None:
         """Note what was said of it."""
