@@ -17,6 +17,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from radixlink_comm import SingleRank, ThreadGroup
 from radixlink_contracts import (
+    PAGE_KEY_BYTES,
     LoadMode,
     MatchPrefixParams,
     PageBits,
@@ -35,6 +36,7 @@ from radixlink_transformers import (
     generate_without_cache,
     load_model,
 )
+from radixlink_tree import hash_pages
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -382,11 +384,44 @@ def test_a_layer_that_fails_on_one_rank_is_dropped_on_both(
         assert first.tokens == second.tokens == reference.tokens
 
 
+@pytest.mark.parametrize("load_mode", LoadMode)
+def test_of_requests_in_flight_on_two_ranks_one_fails_alone_on_both(
+    model: CausalModel, stores: FileStoreFactory, prompt: tuple[int, ...], load_mode: LoadMode
+) -> None:
+    broken, whole = (*prompt[:96], 5), (*prompt[96:], 5)
+    for one in (broken, whole):
+        _donate(model, stores, one)
+    settings = EngineSettings(load_mode=load_mode, poison_freed_pages=True)
+    first_pages = hash_pages(None, array("q", prompt[:96]).tobytes(), PAGE_SIZE)
+    torn = first_pages[3 * PAGE_KEY_BYTES : 4 * PAGE_KEY_BYTES]
+
+    def rank(group: RankGroup) -> list[Generation]:
+        # Layer 2 of page 3 of one prompt cannot be read on rank 1.
+        factory: StoreFactory = LosingStores(stores, torn) if group.rank else stores
+        with _engine(model, factory, group, settings=settings) as engine:
+            pending = [
+                engine.submit(one, RequestId(f"{number}"), NUM_NEW)
+                for number, one in enumerate((broken, whole, prompt[7:90]))
+            ]
+            while engine.num_in_flight:
+                engine.iterate()
+            assert engine.settle(30)
+            return [one.result() for one in pending]
+
+    with ThreadPoolExecutor(2) as threads:
+        results = list(threads.map(rank, ThreadGroup.create(2)))
+    for answers in results:
+        assert [one.figures.restored_tokens for one in answers] == [0, 96, 0]
+        for one, answer in zip((broken, whole, prompt[7:90]), answers, strict=True):
+            assert answer.tokens == generate_without_cache(model, one, NUM_NEW).tokens
+
+
 @attrs.frozen
 class LosingStore:
-    """Another store, which finds every page and cannot read its layer 2."""
+    """Another store, which finds every page and cannot read layer 2: of all, or of one."""
 
     store: PageStore
+    torn: bytes | None = None
 
     @property
     def layout(self) -> PoolLayout:
@@ -400,7 +435,12 @@ class LosingStore:
 
     def read(self, handles: PageHandles, layer_range: int, out: Buffer) -> PageBits:
         good = self.store.read(handles, layer_range, out)
-        return PageBits.none(len(good)) if layer_range == 2 else good
+        if layer_range != 2:
+            return good
+        keys = enumerate(handles.keys)
+        return PageBits.of(
+            (at for at, key in keys if at in good and self.torn not in {None, key}), len(good)
+        )
 
     def put(self, keys: PageKeys, parts: Sequence[Buffer]) -> PageBits:
         return self.store.put(keys, parts)
@@ -412,11 +452,12 @@ class LosingStore:
 class LosingStores:
     """Opens losing stores."""
 
-    def __init__(self, stores: StoreFactory) -> None:
+    def __init__(self, stores: StoreFactory, torn: bytes | None = None) -> None:
         self._stores = stores
+        self._torn = torn
 
     def open(self, layout: PoolLayout) -> PageStore:
-        return LosingStore(self._stores.open(layout))
+        return LosingStore(self._stores.open(layout), self._torn)
 
     def close(self) -> None: ...
 

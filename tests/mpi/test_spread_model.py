@@ -21,18 +21,29 @@ DOCUMENT = tuple((37 * index) % 251 for index in range(128))
 JOB_S = 240.0
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma3_text", "qwen3_next"])
-@pytest.mark.parametrize("kind", ["mpi", "gloo"])
-def test_each_rank_restores_its_own_heads_for_requests_in_flight(
+@pytest.mark.parametrize(
+    ("kind", "family", "part"),
+    [
+        ("mpi", "llama", "sharded"),
+        ("mpi", "gemma3_text", "sharded"),
+        ("mpi", "qwen3_next", "sharded"),
+        ("gloo", "llama", "sharded"),
+        ("gloo", "gemma3_text", "sharded"),
+        ("gloo", "qwen3_next", "sharded"),
+        ("gloo", "falcon_h1", "whole"),
+    ],
+)
+def test_each_rank_restores_what_it_has_of_the_model_for_requests_in_flight(
     request: pytest.FixtureRequest,
     monkeypatch: pytest.MonkeyPatch,
     free_port: int,
     tmp_path: Path,
     kind: str,
     family: str,
+    part: str,
 ) -> None:
     saved = save_tiny(family, tmp_path / "model")
-    arguments = (kind, str(saved), str(tmp_path / "store"), *map(str, DOCUMENT))
+    arguments = (kind, part, str(saved), str(tmp_path / "store"), *map(str, DOCUMENT))
     if kind == "mpi":
         monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
         monkeypatch.setenv("MASTER_PORT", str(free_port))
@@ -57,6 +68,11 @@ def test_each_rank_restores_its_own_heads_for_requests_in_flight(
     prompts = [(*DOCUMENT, *range(start, start + 20)) for start in (10, 40)] + [DOCUMENT[:100]]
     expected = [list(generate_without_cache(alone, prompt, 8).tokens) for prompt in prompts]
     assert first["reference"] == second["reference"] == expected
+    if part == "whole":
+        # Both have the same, and one stores it.
+        assert set(first["puts"]) == {"kv", "mamba"}
+        assert not second["puts"]
+        return
     # Keys and values are each rank's own; states are the same on both, and stored by one.
     assert first["puts"]["kv"] == second["puts"]["kv"] > 0
     if family == "gemma3_text":

@@ -355,11 +355,22 @@ def test_a_request_that_fails_leaves_the_others(make: EngineMaker, model: Causal
 
 
 @pytest.mark.parametrize("kind", [LookupStarted, LoadStarted, PrefillStarted, TokenGenerated])
+@pytest.mark.parametrize(
+    ("family", "settings"),
+    [("model", BY_PAGE), ("gemma", LAYER_WISE), ("falcon_h1", BY_PAGE)],
+    ids=["model", "gemma", "falcon_h1"],
+)
 def test_an_interrupt_ends_all_that_is_in_flight(
-    make: EngineMaker, stores: MemoryStores, case: Case, kind: type[object]
+    make: EngineMaker,
+    stores: MemoryStores,
+    request: pytest.FixtureRequest,
+    family: str,
+    settings: EngineSettings,
+    kind: type[object],
 ) -> None:
-    _store(make, stores, case.model, HEADS[0])
-    engine = make(stores, of=case.model, settings=case.settings)
+    model: CausalModel = request.getfixturevalue(family)
+    _store(make, stores, model, HEADS[0])
+    engine = make(stores, of=model, settings=settings)
 
     def interrupt(progress: Progress) -> None:
         if isinstance(progress, kind):
@@ -378,7 +389,7 @@ def test_an_interrupt_ends_all_that_is_in_flight(
     for name, prompt in prompts.items():
         again = engine.submit(prompt, name, 8)
         _answer_all(engine)
-        assert _is_as_alone(again, case.model, prompt, 8)
+        assert _is_as_alone(again, model, prompt, 8)
     assert at_rest(engine)
 
 

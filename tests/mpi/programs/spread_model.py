@@ -1,8 +1,9 @@
 """A model spread over ranks by transformers' own plan: requests in flight, restored by each rank.
 
-    spread_model.py mpi|gloo MODEL_DIR STORE_DIR TOKEN...
+    spread_model.py mpi|gloo sharded|whole MODEL_DIR STORE_DIR TOKEN...
 
-Each rank prints one line of JSON. Gloo ranks meet at GROUP_PORT.
+Whole: the plan spreads no attention, so that each rank has all of it. Each rank prints one line of
+JSON. Gloo ranks meet at GROUP_PORT.
 """
 
 # Imports inside functions: a gloo rank must not initialise MPI.
@@ -145,7 +146,7 @@ def answer_all(
 def main() -> None:
     """Compute and store, then restore in both ways, in engines with nothing on their devices."""
     torch.set_num_threads(1)
-    kind, directory, location, *numbers = sys.argv[1:]
+    kind, part, directory, location, *numbers = sys.argv[1:]
     group = {"mpi": mpi_group, "gloo": gloo_group}[kind]()
     document = tuple(map(int, numbers))
     prompts = [(*document, *range(first, first + 20)) for first in (10, 40)] + [document[:100]]
@@ -163,7 +164,7 @@ def main() -> None:
             num_pages=64,
             stores=stores,
             group=group,
-            shard=Shard(index=group.rank, count=group.size),
+            shard=Shard(index=group.rank, count=group.size) if part == "sharded" else None,
             settings=EngineSettings(load_mode=load_mode, poison_freed_pages=True),
         ) as engine:
             return answer_all(engine, prompts)

@@ -124,7 +124,8 @@ class UnifiedCacheLinker(Protocol):
         How each of them ended is told by its completion. Nothing is waited for where the ranks decided all of them.
 
         Returns:
-            True when all of them ended in time, so also for None.
+            True when all of them ended in time, so also for None. False fails all of them on this rank: a forward that
+            stopped waiting went on without the layers that came later.
         """
         ...
 
