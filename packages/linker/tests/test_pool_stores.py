@@ -200,9 +200,9 @@ class World:
 
     def idle(self) -> None:
         linker = self.linker
-        with linker._changed:
-            assert linker._changed.wait_for(
-                lambda: not linker._running and not linker._loads and not linker._offloads, 10
+        with linker._board._changed:
+            assert linker._board._changed.wait_for(
+                lambda: not linker._board._running and not linker._board._loads and not linker._board._offloads, 10
             )
 
     def lookup(self, num_pages: int, *, window: int = 2) -> list[int]:

@@ -214,9 +214,9 @@ class World:
     def idle(self) -> None:
         """Return when the thread has nothing to do."""
         linker = self.linker
-        with linker._changed:
-            assert linker._changed.wait_for(
-                lambda: not linker._running and not linker._loads and not linker._offloads, 10
+        with linker._board._changed:
+            assert linker._board._changed.wait_for(
+                lambda: not linker._board._running and not linker._board._loads and not linker._board._offloads, 10
             )
 
     def loads(self) -> list[Completion]:
@@ -281,7 +281,7 @@ def test_nothing_moves_before_the_start(world: World) -> None:
     world.put(0, 4)
     first, second = world.load(0, 2, start=False), world.load(2, 4, at=2, start=False)
     assert world.store.calls == []
-    assert world.linker._thread is None
+    assert world.linker._thread._thread is None
     world.linker.start_layer_wise_loading()
     world.idle()
     assert world.loads() == landed(first, second)
@@ -508,8 +508,8 @@ def test_reset_waits_for_the_copy_that_runs(world: World) -> None:
     resetting = threading.Thread(target=world.linker.reset)
     resetting.start()
     # It has dropped what was not begun, and waits.
-    with world.linker._changed:
-        assert world.linker._changed.wait_for(lambda: not world.linker._loads, 10)
+    with world.linker._board._changed:
+        assert world.linker._board._changed.wait_for(lambda: not world.linker._board._loads, 10)
     assert resetting.is_alive()
     world.copier.gate.set()
     resetting.join(10)
@@ -560,7 +560,7 @@ def test_a_close_that_a_copy_held_up_can_be_repeated() -> None:
         world.copier.gate.clear()
         world.load(0, 4)
         assert world.copier.waiting.wait(10)
-        thread = world.linker._thread
+        thread = world.linker._thread._thread
         assert thread is not None
         for _ in range(2):
             with pytest.raises(TransferTimeoutError):
@@ -578,7 +578,7 @@ def test_close_is_idempotent_and_takes_nothing_more(world: World) -> None:
     world.put(0, 4)
     world.load(0, 2)
     world.idle()
-    thread = world.linker._thread
+    thread = world.linker._thread._thread
     assert thread is not None
     for _ in range(2):
         world.linker.close()
@@ -594,7 +594,7 @@ def test_close_is_idempotent_and_takes_nothing_more(world: World) -> None:
 def test_close_before_any_transfer(world: World) -> None:
     world.load(0, 2, start=False)
     world.linker.close()
-    assert world.linker._thread is None
+    assert world.linker._thread._thread is None
 
 
 # -- the rest --------------------------------------------------------------------------------------
@@ -682,4 +682,4 @@ def test_keys_are_hashed_by_the_thread_that_moves(world: World) -> None:
     assert world.linker.load(world.ticket(), [transfer], LoadMode.STAGED)
     world.linker.start_layer_wise_loading()
     world.idle()
-    assert list(source.threads) == [world.linker._thread]
+    assert list(source.threads) == [world.linker._thread._thread]

@@ -172,7 +172,7 @@ def _staged(operation: LoadOperation, owned: Owned) -> None:
 def _operations(wrapper: UnifiedCacheLinkerWrapper | None) -> Iterator[Operation]:
     """Those that hold slots or locks."""
     if wrapper is not None:
-        yield from wrapper._operations.values()
+        yield from wrapper._operations
         yield from wrapper._written_off
 
 

@@ -362,13 +362,13 @@ class Rank:
             self.linker.run_all()
             return
         linker = self.linker
-        with linker._changed:
-            ended = linker._changed.wait_for(
+        with linker._board._changed:
+            ended = linker._board._changed.wait_for(
                 lambda: (
-                    not linker._running
-                    and not linker._batches
-                    and not linker._loads
-                    and not linker._offloads
+                    not linker._board._running
+                    and not linker._board._batches
+                    and not linker._board._loads
+                    and not linker._board._offloads
                 ),
                 10,
             )

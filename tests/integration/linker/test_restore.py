@@ -220,7 +220,7 @@ def test_a_lookup_runs_off_the_scheduler_thread(make_replica: MakeReplica) -> No
     replica.store(TOKENS)
     (rank,) = replica.ranks
     executor = ThreadExecutor(num_threads=1)
-    rank.cache._wrapper._executor = executor  # type: ignore[union-attr]
+    rank.cache._wrapper._matcher._executor = executor  # type: ignore[union-attr]
     rank.store.hanging.add("contains")
     rank.match("a", TOKENS)
     assert rank.store.waiting.wait(10)

@@ -23,7 +23,10 @@ from radixlink_contracts import (
 )
 from radixlink_linker import DeviceSlots, UnifiedCacheLinkerWrapper
 from radixlink_linker._frame import AgreedFrame, read_frame, replicated_digest, write_frame
+from radixlink_linker._loads import Loads
 from radixlink_linker._lookup import Lookup
+from radixlink_linker._matcher import ExternalMatcher
+from radixlink_linker._offloads import Offloads
 from radixlink_linker._operation import LoadOperation, Operation, Verdict
 from radixlink_linker._ranks import FrameExchange
 from radixlink_linker._requests import RequestTable
@@ -45,6 +48,7 @@ if TYPE_CHECKING:
         TreeNodeView,
     )
     from radixlink_linker._frame import Agenda, FrameKind
+    from radixlink_linker._operation import OffloadOperation
     from radixlink_linker._report import ReportBuilder
     from radixlink_linker._requests import Request
     from radixlink_linker._settings import LinkerSettings
@@ -82,9 +86,9 @@ def publish_at_load_back(patch: Patch) -> None:
     def load_back(self: Wrapper, request: RequestKV, mode: LoadMode) -> LoadBack:
         answer = original(self, request, mode)
         if isinstance(answer, LoadWaiting):
-            operation = self._operations[answer.operation_id]
+            operation = self._operations.get(answer.operation_id)
             if isinstance(operation, LoadOperation) and operation.request_id is not None:
-                self._commit(operation)
+                self._loads.commit(operation)
         return answer
 
     patch.setattr(Wrapper, "load_back", load_back)
@@ -95,15 +99,15 @@ def leave_what_was_published_unlocked(patch: Patch) -> None:
 
 
 def stage_without_a_cap(patch: Patch) -> None:
-    original = Wrapper._begin_load
+    original = Loads._begin
 
     def begin_load(
-        self: Wrapper, request: RequestKV, entry: Request, device: MatchResult, mode: LoadMode
+        self: Loads, request: RequestKV, entry: Request, device: MatchResult, mode: LoadMode
     ) -> LoadBack:
         self._room._caps = self._slots.sizes
         return original(self, request, entry, device, mode)
 
-    patch.setattr(Wrapper, "_begin_load", begin_load)
+    patch.setattr(Loads, "_begin", begin_load)
 
 
 def stage_for_ever(patch: Patch) -> None:
@@ -112,7 +116,7 @@ def stage_for_ever(patch: Patch) -> None:
     def load_back(self: Wrapper, request: RequestKV, mode: LoadMode) -> LoadBack:
         entry = self._requests.get(request.request_id)
         if entry is not None:
-            entry.num_stagings = 0
+            entry.num_loads = 0
         return original(self, request, mode)
 
     patch.setattr(Wrapper, "load_back", load_back)
@@ -186,15 +190,15 @@ def end_a_load_that_others_wait_for(patch: Patch) -> None:
 
 
 def evict_before_the_lock(patch: Patch) -> None:
-    original = Wrapper._begin_load
+    original = Loads._begin
 
     def begin_load(
-        self: Wrapper, request: RequestKV, entry: Request, device: MatchResult, mode: LoadMode
+        self: Loads, request: RequestKV, entry: Request, device: MatchResult, mode: LoadMode
     ) -> LoadBack:
         self._slots.make_room(self._slots.allocator.size)
         return original(self, request, entry, device, mode)
 
-    patch.setattr(Wrapper, "_begin_load", begin_load)
+    patch.setattr(Loads, "_begin", begin_load)
 
 
 def load_behind_whatever_the_device_has(patch: Patch) -> None:
@@ -211,33 +215,32 @@ def load_behind_whatever_the_device_has(patch: Patch) -> None:
 
 
 def answer_a_refusal_at_once(patch: Patch) -> None:
-    original = Wrapper._begin_load
+    original = Loads._begin
 
     def begin_load(
-        self: Wrapper, request: RequestKV, entry: Request, device: MatchResult, mode: LoadMode
+        self: Loads, request: RequestKV, entry: Request, device: MatchResult, mode: LoadMode
     ) -> LoadBack:
         answer = original(self, request, entry, device, mode)
         if entry.load is not None and entry.load.local_verdict is Verdict.FAILED:
             return LoadMiss(reason="the backend refused")
         return answer
 
-    patch.setattr(Wrapper, "_begin_load", begin_load)
+    patch.setattr(Loads, "_begin", begin_load)
 
 
 def mint_no_offload_that_is_refused(patch: Patch) -> None:
-    original = Wrapper._offload_node
+    original = Offloads._offload_node
 
-    def offload_node(self: Wrapper, node: TreeNodeView) -> None:
+    def offload_node(self: Offloads, node: TreeNodeView) -> None:
         known = set(self._operations)
         original(self, node)
-        for op in [op for op in self._operations if op not in known]:
-            operation = self._operations[op]
+        for operation in [one for one in self._operations if one not in known]:
             if operation.local_verdict is Verdict.FAILED:
-                del self._operations[op]
-                self._tree.finish_offload(op, stored=False)
+                self._operations.remove(operation)
+                self._tree.finish_offload(operation.op, stored=False)
                 self._tree.dec_lock_ref(operation.receipt.to_dec_params())
 
-    patch.setattr(Wrapper, "_offload_node", offload_node)
+    patch.setattr(Offloads, "_offload_node", offload_node)
 
 
 # -- 4: frames -------------------------------------------------------------------------------------
@@ -363,25 +366,25 @@ def exchange_twice(patch: Patch) -> None:
 
 
 def name_requests_in_the_order_of_a_set(patch: Patch) -> None:
-    original = Wrapper._tell_waiters
+    original = Loads.tell_waiters
 
-    def tell(self: Wrapper, operation: LoadOperation, report: ReportBuilder) -> None:
+    def tell(self: Loads, operation: LoadOperation, report: ReportBuilder) -> None:
         operation.waiters[:] = set(operation.waiters)
         original(self, operation, report)
 
-    patch.setattr(Wrapper, "_tell_waiters", tell)
+    patch.setattr(Loads, "tell_waiters", tell)
 
 
 # -- 5: match --------------------------------------------------------------------------------------
 
 
 def ask_the_store_within_match(patch: Patch) -> None:
-    def ask(self: Wrapper, key: RadixKey, request_id: RequestId, device: MatchResult) -> None:
+    def ask(self: ExternalMatcher, key: RadixKey, request_id: RequestId, device: MatchResult) -> None:
         deadline = self._clock.now() + self._settings.lookup_timeout_s
         lookup = self._requests.ask(key, request_id, device, deadline)
-        lookup.probe(self.linker, self._transfers)
+        lookup.probe(self._linker, self._transfers)
 
-    patch.setattr(Wrapper, "_ask", ask)
+    patch.setattr(ExternalMatcher, "_ask", ask)
 
 
 def answer_otherwise_the_second_time(patch: Patch) -> None:
@@ -434,13 +437,13 @@ def decide_alone(patch: Patch) -> None:
 
 
 def take_every_offload_for_stored(patch: Patch) -> None:
-    original = Wrapper._decide_offload
+    original = Offloads.decide
 
-    def decide(self: Wrapper, operation: Operation, report: ReportBuilder) -> None:
+    def decide(self: Offloads, operation: OffloadOperation, report: ReportBuilder) -> None:
         operation.verdict = Verdict.DONE
         original(self, operation, report)
 
-    patch.setattr(Wrapper, "_decide_offload", decide)
+    patch.setattr(Offloads, "decide", decide)
 
 
 def offer_what_was_restored(patch: Patch) -> None:

@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 
     from radixlink_contracts import IncLockRefResult, ReceiptId, RequestId
     from radixlink_linker._lookup import Lookup
-    from radixlink_linker._operation import Operation
+    from radixlink_linker._operation import AnyOperation
     from radixlink_linker._requests import Request
 
 _OUTCOMES = {Verdict.PENDING: None, Verdict.DONE: Outcome.LANDED, Verdict.FAILED: Outcome.FAILED}
 
 
-def status_of(operation: Operation, step: int) -> OperationStatus:
+def status_of(operation: AnyOperation, step: int) -> OperationStatus:
     """An operation, as it is in a step."""
     load = operation if isinstance(operation, LoadOperation) else None
     if load is None:
@@ -63,7 +63,7 @@ def explanation_of(
     rank: int,
     num_ranks: int,
     step: int,
-    waits_for: Operation | None,
+    waits_for: AnyOperation | None,
 ) -> Explanation:
     """Why the last match of a request said what it said."""
     lookup = request.lookup
@@ -76,7 +76,7 @@ def explanation_of(
         hit_pages=request.hit_len // page_size,
         lookup=None if lookup is None else _answer_of(lookup, page_size, agreed=request.answered),
         waits_for=None if waits_for is None else status_of(waits_for, step),
-        num_loads=request.num_stagings,
+        num_loads=request.num_loads,
         max_loads=max_loads,
         failures=tuple(
             LoadFailure(op=failure.op, age=step - failure.step, here=failure.here, why=failure.why)
@@ -111,7 +111,7 @@ def _answer_of(lookup: Lookup, page_size: int, *, agreed: bool) -> LookupAnswer:
 
 def locks_of(
     receipts: Iterable[IncLockRefResult],
-    operations: Iterable[Operation],
+    operations: Iterable[AnyOperation],
     published: Mapping[ReceiptId, RequestId],
 ) -> tuple[LockHolder, ...]:
     """Who holds each lock: an operation, what was restored for a request, or else the engine."""

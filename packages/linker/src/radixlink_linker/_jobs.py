@@ -1,4 +1,4 @@
-"""`Job`: one operation, as the thread of a `StoreLinker` gets it."""
+"""`Job`: one operation, as the transfer thread of a `StoreLinker` gets it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @attrs.define(kw_only=True, eq=False)
 class Job:
-    """One operation. The last two fields are guarded by the linker's condition.
+    """One operation. The last two fields are guarded by the board's lock.
 
     Attributes:
         ticket: The operation.
@@ -36,6 +36,15 @@ class Job:
     def num_pages(self) -> int:
         """Pages of all pools."""
         return sum(len(transfer.keys) for transfer in self.transfers)
+
+    def ask(self) -> None:
+        """Return while its slots may be touched.
+
+        Raises:
+            TransferError: The ranks decided the operation, or the linker was reset.
+        """
+        if self.ticket.decided or self.over:
+            raise self.failed("it was given up")
 
     def failed(self, why: str) -> TransferError:
         """The error of a job that did not come through."""

@@ -16,7 +16,7 @@ the next frame.
 from __future__ import annotations
 
 import enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from radixlink_contracts import LoadMode, Outcome
 
@@ -209,3 +209,7 @@ class LoadOperation(Operation):
 
 class OffloadOperation(Operation):
     """The storing of one node; the lock keeps its slots until every rank is quiesced."""
+
+
+AnyOperation: TypeAlias = LoadOperation | OffloadOperation
+"""Every kind of operation."""

@@ -23,7 +23,7 @@ class LinkerSettings:
         max_lookups: Lookups that one frame asks about.
         staged_percent: How much of each pool staged loads may hold at once. A window or a state is
             needed whole, so that one load alone may hold more of theirs.
-        max_stagings: How many loads of either mode one request may have before it computes.
+        max_loads: How many loads of either mode one request may have before it computes.
         publish_lock_steps: Steps for which a restored path stays locked for its request.
         miss_steps: Steps for which the pages of a failed load count as missing.
         heartbeat_steps: Every so many steps an idle group exchanges a frame all the same.
@@ -40,7 +40,7 @@ class LinkerSettings:
     max_operations: int = 64
     max_lookups: int = 256
     staged_percent: int = 25
-    max_stagings: int = 2
+    max_loads: int = 2
     publish_lock_steps: int = 256
     miss_steps: int = 64
     heartbeat_steps: int = 64
@@ -57,7 +57,7 @@ class LinkerSettings:
             ("max_operations", 1, WORD_BITS),
             ("max_lookups", 1, 64 * WORD_BITS),
             ("staged_percent", 1, 100),
-            ("max_stagings", 1, 1 << 30),
+            ("max_loads", 1, 1 << 30),
             ("publish_lock_steps", 0, 1 << 30),
             ("miss_steps", 0, 1 << 30),
             ("heartbeat_steps", 1, 1 << 30),

@@ -225,7 +225,7 @@ def settings_of(rng: random.Random) -> LinkerSettings:
         max_operations=rng.choice((3, 8, 64)),
         max_lookups=max_lookups,
         staged_percent=rng.choice((20, 40, 70)),
-        max_stagings=rng.choice((1, 2, 3)),
+        max_loads=rng.choice((1, 2, 3)),
         publish_lock_steps=rng.choice((2, 6, 20)),
         miss_steps=rng.choice((2, 8, 20)),
         heartbeat_steps=rng.choice((5, 16, 64)),

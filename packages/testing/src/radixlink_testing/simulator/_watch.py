@@ -225,10 +225,10 @@ class Watch:
         self._check_alone(ticket, marks)
         self._check_cap(ticket)
         self._stagings[wanted.name] += 1
-        if self._stagings[wanted.name] > self.settings.max_stagings:
+        if self._stagings[wanted.name] > self.settings.max_loads:
             self.breach(
                 Rule.LANDED,
-                f"{wanted.name} is staged more often than {self.settings.max_stagings} times",
+                f"{wanted.name} is staged more often than {self.settings.max_loads} times",
             )
         return self._operations.begin(
             self.rank,
