@@ -138,7 +138,12 @@ class LinkerConsumer(StoreConsumer):
         linker = self.linker
         with linker._board._changed:
             assert linker._board._changed.wait_for(
-                lambda: not linker._board._running and not linker._board._loads and not linker._board._offloads, 30
+                lambda: (
+                    not linker._board._running
+                    and not linker._board._loads
+                    and not linker._board._offloads
+                ),
+                30,
             )
         self.store.waiting.clear()
 

@@ -369,6 +369,7 @@ class Rank:
                     and not linker._board._batches
                     and not linker._board._loads
                     and not linker._board._offloads
+                    and not linker._board._touches
                 ),
                 10,
             )

@@ -27,9 +27,16 @@ from radixlink_linker._loads import Loads
 from radixlink_linker._lookup import Lookup
 from radixlink_linker._matcher import ExternalMatcher
 from radixlink_linker._offloads import Offloads
-from radixlink_linker._operation import LoadOperation, Operation, Verdict
+from radixlink_linker._operation import (
+    LoadOperation,
+    LockingOperation,
+    OffloadOperation,
+    Operation,
+    Verdict,
+)
 from radixlink_linker._ranks import FrameExchange
 from radixlink_linker._requests import RequestTable
+from radixlink_linker._touches import Touches
 from radixlink_testing.simulator import Plan, Rule, plan_of, run, scenarios
 from radixlink_tree import UnifiedTreeCore, hash_pages
 
@@ -48,7 +55,7 @@ if TYPE_CHECKING:
         TreeNodeView,
     )
     from radixlink_linker._frame import Agenda, FrameKind
-    from radixlink_linker._operation import OffloadOperation
+    from radixlink_linker._operation import AnyOperation, TouchOperation
     from radixlink_linker._report import ReportBuilder
     from radixlink_linker._requests import Request
     from radixlink_linker._settings import LinkerSettings
@@ -125,7 +132,7 @@ def stage_for_ever(patch: Patch) -> None:
 def keep_the_duplicates_of_a_commit(patch: Patch) -> None:
     original = Wrapper._give_back
 
-    def give_back(self: Wrapper, operation: Operation) -> None:
+    def give_back(self: Wrapper, operation: AnyOperation) -> None:
         if isinstance(operation, LoadOperation):
             operation.surplus.clear()
         original(self, operation)
@@ -235,7 +242,10 @@ def mint_no_offload_that_is_refused(patch: Patch) -> None:
         known = set(self._operations)
         original(self, node)
         for operation in [one for one in self._operations if one not in known]:
-            if operation.local_verdict is Verdict.FAILED:
+            if (
+                isinstance(operation, OffloadOperation)
+                and operation.local_verdict is Verdict.FAILED
+            ):
                 self._operations.remove(operation)
                 self._tree.finish_offload(operation.op, stored=False)
                 self._tree.dec_lock_ref(operation.receipt.to_dec_params())
@@ -379,7 +389,9 @@ def name_requests_in_the_order_of_a_set(patch: Patch) -> None:
 
 
 def ask_the_store_within_match(patch: Patch) -> None:
-    def ask(self: ExternalMatcher, key: RadixKey, request_id: RequestId, device: MatchResult) -> None:
+    def ask(
+        self: ExternalMatcher, key: RadixKey, request_id: RequestId, device: MatchResult
+    ) -> None:
         deadline = self._clock.now() + self._settings.lookup_timeout_s
         lookup = self._requests.ask(key, request_id, device, deadline)
         lookup.probe(self._linker, self._transfers)
@@ -446,6 +458,16 @@ def take_every_offload_for_stored(patch: Patch) -> None:
     patch.setattr(Offloads, "decide", decide)
 
 
+def take_every_touch_for_present(patch: Patch) -> None:
+    original = Touches.decide
+
+    def decide(self: Touches, operation: TouchOperation) -> None:
+        operation.verdict = Verdict.DONE
+        original(self, operation)
+
+    patch.setattr(Touches, "decide", decide)
+
+
 def offer_what_was_restored(patch: Patch) -> None:
     original = UnifiedTreeCore.insert
 
@@ -488,9 +510,10 @@ def unverified(seed: int) -> Plan:
 def release_a_lock_twice(patch: Patch) -> None:
     original = Wrapper._give_back
 
-    def give_back(self: Wrapper, operation: Operation) -> None:
+    def give_back(self: Wrapper, operation: AnyOperation) -> None:
         original(self, operation)
-        self._tree.dec_lock_ref(operation.receipt.to_dec_params())
+        if isinstance(operation, LockingOperation):
+            self._tree.dec_lock_ref(operation.receipt.to_dec_params())
 
     patch.setattr(Wrapper, "_give_back", give_back)
 
@@ -627,6 +650,7 @@ MUTANTS: Final = (
     ),
     Mutant(name="no frame with the others", rule=Rule.GROUP, breaks=decide_alone),
     Mutant(name="stored without all ranks", rule=Rule.STORED, breaks=take_every_offload_for_stored),
+    Mutant(name="touched without all ranks", rule=Rule.STORED, breaks=take_every_touch_for_present),
     Mutant(name="restored pages are offered", rule=Rule.STORED, breaks=offer_what_was_restored),
     Mutant(
         name="a hash without what is before",

@@ -6,7 +6,7 @@ What you implement, by what you are:
 
 * a store backend: `PageStore` and `StoreFactory` (no torch, no tree, no ranks);
 * an engine: `RequestKV` and `SlotAllocator`; you call `PrefixCache` and `LinkedPrefixCache`;
-* a transfer engine of your own: `UnifiedCacheLinker`;
+* a transfer engine of your own: `UnifiedCacheLinker`, and `TouchingLinker` if it can;
 * a tree or a component: `LinkedTreeCore`, `LinkerComponent`;
 * a way for ranks to talk: `RankGroup`; a device: `Copier`, `Fence`, `DevicePool`.
 
@@ -64,6 +64,7 @@ from radixlink_contracts._linker import (
     LoadMode,
     OperationTicket,
     Outcome,
+    TouchingLinker,
     UnifiedCacheLinker,
 )
 from radixlink_contracts._locks import (
@@ -167,6 +168,7 @@ __all__ = [
     "StoreConfig",
     "StoreFactory",
     "Touchable",
+    "TouchingLinker",
     "TreeCore",
     "TreeNodeView",
     "UnifiedCacheLinker",

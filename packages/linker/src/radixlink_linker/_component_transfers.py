@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, assert_never
 
+import attrs
+
 from radixlink_contracts import ComponentType, ExternalLinkerLoadPhase, LinkerTransferPhase
 
 if TYPE_CHECKING:
@@ -44,11 +46,21 @@ class ComponentTransfers:
 
     def offload(self, node: TreeNodeView) -> tuple[PoolTransfer, ...]:
         """What no store is known to hold of a node, in the components' order; empty for nothing."""
-        unstored = node.unstored
+        return self._of_node(node, node.unstored)
+
+    def touch(self, node: TreeNodeView) -> tuple[PoolTransfer, ...]:
+        """What a node holds and the store is known to hold, without slots: nothing is moved."""
+        transfers = self._of_node(node, node.held_stored)
+        return tuple(attrs.evolve(transfer, device_indices=None) for transfer in transfers)
+
+    def _of_node(
+        self, node: TreeNodeView, kinds: Sequence[ComponentType]
+    ) -> tuple[PoolTransfer, ...]:
+        """What a node holds of some components, in their order."""
         built = (
             component.build_external_linker_transfer(LinkerTransferPhase.OFFLOAD, node, None)
             for component in self._components
-            if component.component_type in unstored
+            if component.component_type in kinds
         )
         return tuple(transfer for transfer in built if transfer is not None)
 

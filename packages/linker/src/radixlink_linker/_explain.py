@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, assert_never
 
 from radixlink_contracts import (
     Explanation,
@@ -17,7 +17,13 @@ from radixlink_contracts import (
     PoolAnswer,
     PoolHitPolicy,
 )
-from radixlink_linker._operation import LoadOperation, Verdict
+from radixlink_linker._operation import (
+    LoadOperation,
+    LockingOperation,
+    OffloadOperation,
+    TouchOperation,
+    Verdict,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -33,12 +39,17 @@ _OUTCOMES = {Verdict.PENDING: None, Verdict.DONE: Outcome.LANDED, Verdict.FAILED
 def status_of(operation: AnyOperation, step: int) -> OperationStatus:
     """An operation, as it is in a step."""
     load = operation if isinstance(operation, LoadOperation) else None
-    if load is None:
-        kind = OperationKind.OFFLOAD
-    elif load.mode is LoadMode.STAGED:
-        kind = OperationKind.STAGED_LOAD
-    else:
-        kind = OperationKind.LAYER_WISE_LOAD
+    match operation:
+        case LoadOperation(mode=LoadMode.STAGED):
+            kind = OperationKind.STAGED_LOAD
+        case LoadOperation():
+            kind = OperationKind.LAYER_WISE_LOAD
+        case OffloadOperation():
+            kind = OperationKind.OFFLOAD
+        case TouchOperation():
+            kind = OperationKind.TOUCH
+        case _:
+            assert_never(operation)
     return OperationStatus(
         op=operation.op,
         kind=kind,
@@ -48,7 +59,7 @@ def status_of(operation: AnyOperation, step: int) -> OperationStatus:
         local=_OUTCOMES[operation.local_verdict],
         quiesced=operation.local_quiesced,
         age=step - operation.minted_step,
-        node_id=operation.receipt.node_id,
+        node_id=operation.node_id,
         slots=operation.slots,
         waiters=() if load is None else tuple(load.waiters),
     )
@@ -115,7 +126,11 @@ def locks_of(
     published: Mapping[ReceiptId, RequestId],
 ) -> tuple[LockHolder, ...]:
     """Who holds each lock: an operation, what was restored for a request, or else the engine."""
-    held_by = {operation.receipt.receipt_id: operation.op for operation in operations}
+    held_by = {
+        operation.receipt.receipt_id: operation.op
+        for operation in operations
+        if isinstance(operation, LockingOperation)
+    }
     return tuple(
         LockHolder(
             receipt_id=receipt.receipt_id,

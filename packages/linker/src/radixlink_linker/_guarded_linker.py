@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from radixlink_contracts import Outcome
+from radixlink_contracts import Outcome, TouchingLinker
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from radixlink_contracts import BatchIndex, UnifiedCacheLinker
     from radixlink_linker._counters import LinkerCounters
-    from radixlink_linker._operation import LoadOperation, OffloadOperation
+    from radixlink_linker._operation import LoadOperation, OffloadOperation, TouchOperation
     from radixlink_linker._operation_table import OperationTable
 
 
@@ -27,7 +27,13 @@ class GuardedLinker:
     def __init__(self, linker: UnifiedCacheLinker, counters: LinkerCounters) -> None:
         """Guard a linker, and count what goes wrong with it."""
         self.linker = linker
+        self._touching = linker if isinstance(linker, TouchingLinker) else None
         self._counters = counters
+
+    @property
+    def touches(self) -> bool:
+        """True where it can touch pages."""
+        return self._touching is not None
 
     def load(self, operation: LoadOperation) -> None:
         """Queue a load; a refusal is its failure here."""
@@ -73,6 +79,17 @@ class GuardedLinker:
         why = "it was refused"
         try:
             accepted = self.linker.offload(operation.ticket, operation.transfers)
+        except Exception as error:  # noqa: BLE001 -- whatever a backend raises is this rank's verdict
+            accepted, why = False, self._count(error)
+        if not accepted:
+            operation.note(Outcome.FAILED, quiesced=True, why=why)
+
+    def touch(self, operation: TouchOperation) -> None:
+        """Queue a touch; a refusal is its failure here."""
+        assert self._touching is not None, "the ranks agreed that all of them touch"
+        why = "it was refused"
+        try:
+            accepted = self._touching.touch(operation.ticket, operation.transfers)
         except Exception as error:  # noqa: BLE001 -- whatever a backend raises is this rank's verdict
             accepted, why = False, self._count(error)
         if not accepted:

@@ -9,12 +9,10 @@ from typing import TYPE_CHECKING
 
 from radixlink_contracts import Completion, Outcome
 from radixlink_contracts.errors import ContractError, TransferTimeoutError
-from radixlink_linker._jobs import LayerWiseBatch
+from radixlink_linker._jobs import Job, LayerWiseBatch, TouchBatch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-
-    from radixlink_linker._jobs import Job
 
 
 class JobBoard:
@@ -30,6 +28,7 @@ class JobBoard:
         self._batches: deque[LayerWiseBatch] = deque()
         self._loads: deque[Job] = deque()
         self._offloads: deque[Job] = deque()
+        self._touches: deque[Job] = deque()
         #: What the thread works at; what it left for a forward that waits comes first.
         self._running: tuple[Job, ...] = ()
         self._closed = False
@@ -55,6 +54,12 @@ class JobBoard:
         """Hand over an offload."""
         with self._changed:
             self._offloads.append(job)
+            self._changed.notify_all()
+
+    def add_touch(self, job: Job) -> None:
+        """Hand over a touch. It ends among the offloads."""
+        with self._changed:
+            self._touches.append(job)
             self._changed.notify_all()
 
     def num_completed_loads(self) -> int:
@@ -87,7 +92,13 @@ class JobBoard:
         """Tell the quiescence of what the ranks decided and no copy touches."""
         with self._changed:
             queued = (job for batch in self._batches for job in batch.jobs)
-            for job in (*self._running, *queued, *self._loads, *self._offloads):
+            for job in (
+                *self._running,
+                *queued,
+                *self._loads,
+                *self._offloads,
+                *self._touches,
+            ):
                 if job.ticket.decided and not job.copying:
                     self.tell(job, Outcome.FAILED, quiesced=True)
 
@@ -104,6 +115,7 @@ class JobBoard:
             self._batches.clear()
             self._loads.clear()
             self._offloads.clear()
+            self._touches.clear()
             ended = self._changed.wait_for(
                 lambda: not any(job.copying for job in running), timeout_s
             )
@@ -128,16 +140,26 @@ class JobBoard:
 
     # -- on the transfer thread --------------------------------------------------------------------
 
-    def next_work(self) -> Job | LayerWiseBatch | None:
-        """Wait for what is most urgent, which runs from now on; None once the board is closed."""
+    def next_work(self) -> Job | LayerWiseBatch | TouchBatch | None:
+        """Wait for what is most urgent, which runs from now on; None once the board is closed.
+
+        Touches, which are one short question, go before offloads: late, they would be offloads more.
+        """
         with self._changed:
             self._changed.wait_for(
-                lambda: self._batches or self._loads or self._offloads or self._closed
+                lambda: (
+                    self._batches or self._loads or self._touches or self._offloads or self._closed
+                )
             )
             if self._closed:
                 return None
             if self._batches:
                 return self._take_batch()
+            if self._touches and not self._loads:
+                touches = TouchBatch(jobs=tuple(self._touches))
+                self._touches.clear()
+                self._running = touches.jobs
+                return touches
             job = (self._loads or self._offloads).popleft()
             self._running = (job,)
             return job
@@ -154,9 +176,9 @@ class JobBoard:
         return batch
 
     @contextmanager
-    def running(self, work: Job | LayerWiseBatch) -> Iterator[None]:
+    def running(self, work: Job | LayerWiseBatch | TouchBatch) -> Iterator[None]:
         """What was taken runs no more when this is over; what ran before it does again."""
-        num_jobs = len(work.jobs) if isinstance(work, LayerWiseBatch) else 1
+        num_jobs = 1 if isinstance(work, Job) else len(work.jobs)
         try:
             yield
         finally:

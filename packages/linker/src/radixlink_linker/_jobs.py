@@ -19,7 +19,7 @@ class Job:
     Attributes:
         ticket: The operation.
         transfers: What to move.
-        direction: "load" or "offload".
+        direction: "load", "offload" or "touch"; a touch has no slots.
         layer_wise: A load that goes layer by layer, together with others.
         copying: A copy touches its slots.
         over: It touches no slot any more, and nothing more is told of it.
@@ -27,7 +27,7 @@ class Job:
 
     ticket: OperationTicket
     transfers: tuple[PoolTransfer, ...]
-    direction: Literal["load", "offload"]
+    direction: Literal["load", "offload", "touch"]
     layer_wise: bool = False
     copying: bool = False
     over: bool = False
@@ -66,4 +66,15 @@ class LayerWiseBatch:
     """
 
     index: BatchIndex
+    jobs: tuple[Job, ...]
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class TouchBatch:
+    """Touches that waited for the thread together: the stores are asked once for all of them.
+
+    Attributes:
+        jobs: The touches, oldest first.
+    """
+
     jobs: tuple[Job, ...]

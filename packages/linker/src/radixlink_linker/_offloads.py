@@ -64,7 +64,7 @@ class Offloads:
         """
         over: list[NodeId] = []
         for node_id in self._due:
-            if self._operations.full:
+            if not self._operations.has_room():
                 break
             try:
                 node = self._tree.node(node_id)
@@ -74,7 +74,7 @@ class Offloads:
             waits = node.pending_operation is not None
             # A split since has left a part of it above.
             for part in self._tree.backup_path(node_id):
-                if self._operations.full:
+                if not self._operations.has_room():
                     waits = True
                     break
                 self._offload_node(self._tree.node(part))

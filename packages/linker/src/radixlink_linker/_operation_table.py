@@ -54,10 +54,9 @@ class OperationTable:
         """The operation of an id; None for one that is over."""
         return self._operations.get(op)
 
-    @property
-    def full(self) -> bool:
-        """True when a frame has no bits for one more."""
-        return len(self._operations) >= self._settings.max_operations
+    def has_room(self) -> bool:
+        """True while a frame has bits for one more."""
+        return len(self._operations) < self._settings.max_operations
 
     # -- the beginning and the end -----------------------------------------------------------------
 

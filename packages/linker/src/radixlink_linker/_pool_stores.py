@@ -6,7 +6,14 @@ from typing import TYPE_CHECKING
 
 from typing_extensions import override
 
-from radixlink_contracts import PageBits, PoolGroup, PoolName, PoolTransferResult
+from radixlink_contracts import (
+    PageBits,
+    PageKeys,
+    PoolGroup,
+    PoolName,
+    PoolTransferResult,
+    Touchable,
+)
 from radixlink_contracts.errors import ContractError
 
 if TYPE_CHECKING:
@@ -124,6 +131,25 @@ class PoolStores:
         """The physical transfers of a load or an offload: any part of what there is."""
         return self._group.resolve(transfers, allow_partial=True, allow_missing_kv=True)
 
+    def touch(self, nodes: Sequence[Sequence[PoolTransfer]]) -> list[bool]:
+        """Raise the recency of the pages of nodes; each store is asked once for all of them.
+
+        Returns:
+            For each node whether all its pages are there.
+        """
+        asked: dict[PageStore, list[tuple[int, PageKeys]]] = {}
+        for place, transfers in enumerate(nodes):
+            for pool, transfer in self.resolve(transfers):
+                run = (place, transfer.keys.resolve())
+                asked.setdefault(self.store_of(pool), []).append(run)
+        present = [True] * len(nodes)
+        for store, runs in asked.items():
+            keys = _joined([run for _, run in runs])
+            there = store.touch(keys) if isinstance(store, Touchable) else store.contains(keys)
+            for (place, _), bits in zip(runs, _parts(there, [run for _, run in runs]), strict=True):
+                present[place] = present[place] and bits.complete
+        return present
+
     def restorable(self, transfers: Sequence[PoolTransfer]) -> PoolTransferResult:
         """Which prefixes all stores together can restore, and what each pool has for it.
 
@@ -148,3 +174,19 @@ class PoolStores:
             before = found.get(pool.name)
             found[pool.name] = there if before is None else before & there
         return PoolTransferResult(restorable_prefix_pages=lengths, found=found)
+
+
+def _joined(runs: Sequence[PageKeys]) -> PageKeys:
+    """Some runs as one."""
+    return PageKeys(b"".join(run.data for run in runs))
+
+
+def _parts(bits: PageBits, runs: Sequence[PageKeys]) -> list[PageBits]:
+    """The bits of each of some runs, that were asked about as one."""
+    parts: list[PageBits] = []
+    at = 0
+    for run in runs:
+        mask = bits.mask >> at & ((1 << len(run)) - 1)
+        parts.append(PageBits(mask, len(run)))
+        at += len(run)
+    return parts

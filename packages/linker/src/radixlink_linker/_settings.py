@@ -31,6 +31,9 @@ class LinkerSettings:
             up until `reset`.
         written_off_percent: How much of a pool may be given up so before the linker is.
         backup_threshold: Uses of a node before it is offered to the store.
+        touch_after_uses: Uses of the tree (matches and inserts) after which a stored node that is
+            used again is touched in the store.
+        max_touches: Touches that may be on the way at once.
         step_timeout_s: Seconds in which every rank must have entered a frame: an engine's watchdog.
         lookup_timeout_s: Seconds after which a lookup counts as a miss.
         transfer_timeout_s: Seconds after which a load or an offload counts as failed.
@@ -47,6 +50,8 @@ class LinkerSettings:
     write_off_steps: int = 1024
     written_off_percent: int = 5
     backup_threshold: int = 1
+    touch_after_uses: int = 1024
+    max_touches: int = 8
     step_timeout_s: float = 300.0
     lookup_timeout_s: float = 5.0
     transfer_timeout_s: float = 30.0
@@ -64,6 +69,8 @@ class LinkerSettings:
             ("write_off_steps", 1, 1 << 30),
             ("written_off_percent", 0, 100),
             ("backup_threshold", 1, 1 << 30),
+            ("touch_after_uses", 1, 1 << 30),
+            ("max_touches", 0, WORD_BITS),
             ("step_timeout_s", 1e-3, 1e6),
             ("lookup_timeout_s", 0.0, 1e6),
             ("transfer_timeout_s", 0.0, 1e6),

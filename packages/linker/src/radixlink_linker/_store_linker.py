@@ -17,7 +17,12 @@ from typing import TYPE_CHECKING
 
 from typing_extensions import override
 
-from radixlink_contracts import LoadMode, PoolTransferResult, UnifiedCacheLinker
+from radixlink_contracts import (
+    LoadMode,
+    PoolTransferResult,
+    TouchingLinker,
+    UnifiedCacheLinker,
+)
 from radixlink_contracts.errors import ContractError
 from radixlink_linker._job_board import JobBoard
 from radixlink_linker._jobs import Job, LayerWiseBatch
@@ -46,7 +51,7 @@ if TYPE_CHECKING:
     from radixlink_linker._store_linker_counters import StoreLinkerCounters
 
 
-class StoreLinker(UnifiedCacheLinker):
+class StoreLinker(UnifiedCacheLinker, TouchingLinker):
     """A `UnifiedCacheLinker` over page stores, one for each pool.
 
     Ranks: local.
@@ -174,6 +179,15 @@ class StoreLinker(UnifiedCacheLinker):
         self._board.add_offload(
             Job(ticket=ticket, transfers=tuple(transfers), direction="offload")
         )
+        return True
+
+    @override
+    def touch(self, ticket: OperationTicket, transfers: Sequence[PoolTransfer]) -> bool:
+        """Queue the touching of one node; see `TouchingLinker.touch`."""
+        if self._board.closed:
+            return False
+        self._thread.ensure_started()
+        self._board.add_touch(Job(ticket=ticket, transfers=tuple(transfers), direction="touch"))
         return True
 
     @override

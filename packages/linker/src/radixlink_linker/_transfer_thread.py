@@ -1,6 +1,6 @@
 """`TransferThread`: moves the bytes of a `StoreLinker`'s jobs, the most urgent first.
 
-The loads that a forward waits for come first, then other loads, then offloads. Of an offload or a
+The loads that a forward waits for come first, then other loads, touches, offloads. Of an offload or a
 staged load it moves a run of pages at a time, and looks between two runs whether a forward waits::
 
     layer-wise  open the pages of all loads of the batch, then for each layer, for each load:
@@ -8,6 +8,7 @@ staged load it moves a run of pages at a time, and looks between two runs whethe
     staged      the same, a run of pages after the other
     offload     for each layer range: ask the ticket -> copier.gather into staging
                 then store.put
+    touch       store.touch for all that wait, once for each store
 
 Failures are values; no exception or traceback is kept. A load that fails takes no other load of its
 batch with it.
@@ -18,10 +19,10 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, assert_never
 
 from radixlink_contracts import Outcome
-from radixlink_linker._jobs import Job
+from radixlink_linker._jobs import Job, LayerWiseBatch, TouchBatch
 from radixlink_linker._page_mover import PageMover, writers_of
 from radixlink_linker._store_linker_counters import StoreLinkerCounters
 
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
 
     from radixlink_contracts import Copier, Fence, LayerCounter
     from radixlink_linker._job_board import JobBoard
-    from radixlink_linker._jobs import LayerWiseBatch
     from radixlink_linker._page_mover import OpenRun
     from radixlink_linker._pool_stores import PoolStores
     from radixlink_linker._store_linker_settings import StoreLinkerSettings
@@ -75,6 +75,7 @@ class TransferThread:
         self._counting = threading.Lock()
         self._pages_loaded = 0
         self._pages_stored = 0
+        self._pages_touched = 0
         self._pages_by_writer: Counter[int] = Counter()
         self._last_error = ""
 
@@ -85,6 +86,7 @@ class TransferThread:
             return StoreLinkerCounters(
                 pages_loaded=self._pages_loaded,
                 pages_stored=self._pages_stored,
+                pages_touched=self._pages_touched,
                 pages_by_writer=dict(self._pages_by_writer),
                 last_error=self._last_error,
             )
@@ -112,10 +114,15 @@ class TransferThread:
         """Run jobs until the board is closed."""
         while (work := self._board.next_work()) is not None:
             with self._board.running(work):
-                if isinstance(work, Job):
-                    self._run(work)
-                else:
-                    self._run_batch(work)
+                match work:
+                    case Job():
+                        self._run(work)
+                    case LayerWiseBatch():
+                        self._run_batch(work)
+                    case TouchBatch():
+                        self._touch(work)
+                    case _:
+                        assert_never(work)
             # Nothing of it is kept while there is nothing to do.
             del work
 
@@ -202,6 +209,34 @@ class TransferThread:
             self._serve_forwards()
         with self._counting:
             self._pages_stored += pages
+
+    def _touch(self, batch: TouchBatch) -> None:
+        """Raise the recency of all that is touched, and say of each whether all of it is there."""
+        asked: list[Job] = []
+        for job in batch.jobs:
+            try:
+                job.ask()
+                for transfer in job.transfers:
+                    transfer.keys.resolve()
+            except Exception as raised:  # noqa: BLE001 -- a failure is a value; its text is kept, no traceback
+                self._fail(job, raised)
+            else:
+                asked.append(job)
+        try:
+            there = self._stores.touch([job.transfers for job in asked])
+        except Exception as raised:  # noqa: BLE001 -- likewise, of all of them
+            for job in asked:
+                self._fail(job, raised)
+            return
+        for job, present in zip(asked, there, strict=True):
+            if present:
+                self._board.tell(job, Outcome.LANDED, quiesced=True)
+            else:
+                self._fail(job, job.failed("some page is gone"))
+        with self._counting:
+            self._pages_touched += sum(
+                job.num_pages for job, present in zip(asked, there, strict=True) if present
+            )
 
     def _count_loaded(self, runs: list[OpenRun]) -> None:
         """These runs are on the device."""

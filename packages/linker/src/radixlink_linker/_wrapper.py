@@ -17,7 +17,7 @@ Rules of the file, and of those that it joins:
    stays.
 
 What a match says is `ExternalMatcher`'s, how a load begins and what it leaves is `Loads`', which
-nodes are stored is `Offloads`'; here is what they have in common: the frame, and the end of things.
+nodes are stored is `Offloads`', which are kept in the store `Touches`'; here is what they have in common: the frame, and the end of things.
 """
 
 from __future__ import annotations
@@ -42,11 +42,18 @@ from radixlink_linker._guarded_linker import GuardedLinker
 from radixlink_linker._loads import Loads
 from radixlink_linker._matcher import ExternalMatcher
 from radixlink_linker._offloads import Offloads
-from radixlink_linker._operation import LoadOperation, OffloadOperation, Verdict
+from radixlink_linker._operation import (
+    LoadOperation,
+    LockingOperation,
+    OffloadOperation,
+    TouchOperation,
+    Verdict,
+)
 from radixlink_linker._operation_table import OperationTable
 from radixlink_linker._report import ReportBuilder
 from radixlink_linker._requests import RequestTable
 from radixlink_linker._staging_room import StagingRoom
+from radixlink_linker._touches import Touches
 from radixlink_linker._write_offs import WriteOffs
 
 if TYPE_CHECKING:
@@ -157,11 +164,19 @@ class UnifiedCacheLinkerWrapper:
             linker=self._guarded,
             counters=self.counters,
         )
+        self._touches = Touches(
+            tree=tree,
+            operations=self._operations,
+            transfers=self._transfers,
+            linker=self._guarded,
+            max_touches=settings.max_touches,
+            counters=self.counters,
+        )
         # What linkers can hold is local, so it is agreed before anything is refused because of it.
         frames.agree_on_settings(
             f"{settings.fingerprint} page_size={tree.page_size} slots={slots.sizes} window={tree.sliding_window} "
             f"components={[kind.name for kind in kinds]} pools={sorted(linker.pools)} "
-            f"layer_wise={layer_wise}"
+            f"layer_wise={layer_wise} touches={self._guarded.touches}"
         )
         check_room(settings, frames.group.size)
         needed = {POOL_OF[kind] for kind in kinds}
@@ -172,7 +187,10 @@ class UnifiedCacheLinkerWrapper:
                 f"of no other component, got one with {sorted(linker.pools)}"
             )
             raise ContractError(msg)
-        tree.attach_linker(backup_threshold=settings.backup_threshold)
+        tree.attach_linker(
+            backup_threshold=settings.backup_threshold,
+            touch_after=settings.touch_after_uses if self._guarded.touches else None,
+        )
 
     @property
     def num_outstanding(self) -> int:
@@ -206,6 +224,15 @@ class UnifiedCacheLinkerWrapper:
         """Offload nodes, root first; what is over the cap of operations waits for its turn."""
         self._frames.check()
         self._offloads.add(node_ids)
+
+    def touch(self, node_ids: Sequence[NodeId]) -> None:
+        """Touch nodes in the store, root first; what is over the cap of touches is left out.
+
+        Cost: O(nodes); nothing is hashed.
+        """
+        self._frames.check()
+        if not self._given_up:
+            self._touches.begin(node_ids)
 
     def release_request(self, request_id: RequestId) -> None:
         """Forget a request; see `PrefixCache.release_aborted_request`."""
@@ -329,6 +356,8 @@ class UnifiedCacheLinkerWrapper:
                 self._offloads.add(self._loads.decide(operation, report))
             case OffloadOperation():
                 self._offloads.decide(operation, report)
+            case TouchOperation():
+                self._touches.decide(operation)
             case _:
                 assert_never(operation)
 
@@ -343,7 +372,8 @@ class UnifiedCacheLinkerWrapper:
         """Give back slots and lock."""
         if isinstance(operation, LoadOperation):
             self._loads.give_back(operation)
-        self._tree.dec_lock_ref(operation.receipt.to_dec_params())
+        if isinstance(operation, LockingOperation):
+            self._tree.dec_lock_ref(operation.receipt.to_dec_params())
 
     def _write_off(
         self, operation: AnyOperation, ranks: tuple[int, ...], report: ReportBuilder
@@ -442,4 +472,6 @@ class UnifiedCacheLinkerWrapper:
                 operation.verdict = Verdict.FAILED
                 if isinstance(operation, OffloadOperation):
                     self._tree.finish_offload(operation.op, stored=False)
+                elif isinstance(operation, TouchOperation):
+                    self._touches.drop(operation)
             self._give_back(operation)
