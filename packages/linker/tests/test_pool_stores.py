@@ -202,7 +202,12 @@ class World:
         linker = self.linker
         with linker._board._changed:
             assert linker._board._changed.wait_for(
-                lambda: not linker._board._running and not linker._board._loads and not linker._board._offloads, 10
+                lambda: (
+                    not linker._board._running
+                    and not linker._board._loads
+                    and not linker._board._offloads
+                ),
+                10,
             )
 
     def lookup(self, num_pages: int, *, window: int = 2) -> list[int]:
@@ -387,7 +392,7 @@ def test_every_pool_has_a_store_of_its_own_layout() -> None:
     assert PoolStores(group, stores).sources == {PoolName.KV, PoolName.SWA, PoolName.MAMBA}
     without_indexer = PoolStores(group, stores[:-1])
     with pytest.raises(ContractError, match="none for one of indexer"):
-        without_indexer.restorable(World().transfers(0, 0, 3).values())  # type: ignore[arg-type]
+        without_indexer.restorable([list(World().transfers(0, 0, 3).values())])
     (kv, kv_store), *_ = stores
     states = stores[2][0]
     with pytest.raises(ContractError, match="expected a store of"):

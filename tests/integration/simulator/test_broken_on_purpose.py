@@ -394,7 +394,7 @@ def ask_the_store_within_match(patch: Patch) -> None:
     ) -> None:
         deadline = self._clock.now() + self._settings.lookup_timeout_s
         lookup = self._requests.ask(key, request_id, device, deadline)
-        lookup.probe(self._linker, self._transfers)
+        lookup.probe(self._prober._linker, self._prober._transfers)
 
     patch.setattr(ExternalMatcher, "_ask", ask)
 

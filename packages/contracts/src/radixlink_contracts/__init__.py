@@ -6,7 +6,7 @@ What you implement, by what you are:
 
 * a store backend: `PageStore` and `StoreFactory` (no torch, no tree, no ranks);
 * an engine: `RequestKV` and `SlotAllocator`; you call `PrefixCache` and `LinkedPrefixCache`;
-* a transfer engine of your own: `UnifiedCacheLinker`, and `TouchingLinker` if it can;
+* a transfer engine of your own: `UnifiedCacheLinker`, and `TouchingLinker` and `BatchingLinker` if it can;
 * a tree or a component: `LinkedTreeCore`, `LinkerComponent`;
 * a way for ranks to talk: `RankGroup`; a device: `Copier`, `Fence`, `DevicePool`.
 
@@ -60,6 +60,7 @@ from radixlink_contracts._keys import (
     RadixKey,
 )
 from radixlink_contracts._linker import (
+    BatchingLinker,
     Completion,
     LoadMode,
     OperationTicket,
@@ -97,6 +98,7 @@ __all__ = [
     "POOL_OF",
     "AdoptedRanges",
     "BatchIndex",
+    "BatchingLinker",
     "ByteRegion",
     "CacheIdentity",
     "Clock",

@@ -201,3 +201,26 @@ class TouchingLinker(Protocol):
             False where it is refused.
         """
         ...
+
+
+@runtime_checkable
+class BatchingLinker(Protocol):
+    """What a `UnifiedCacheLinker` may offer beside: to look several requests up at once.
+
+    A linker without this call is asked for each request by itself.
+    """
+
+    def lookup_batch(
+        self, questions: Sequence[tuple[RequestId, Sequence[PoolTransfer]]]
+    ) -> Sequence[PoolTransferResult]:
+        """`lookup` for several requests, with as few calls of the store as may be.
+
+        Args:
+            questions: Who asks, and the transfers of its lookup.
+
+        Returns:
+            One result for each question, in their order. What it raises is a miss of all of them.
+
+        Thread: an executor's; several at once.
+        """
+        ...

@@ -153,9 +153,10 @@ class UnifiedRadixCache(LinkedPrefixCache):
         return self._wrapper.match(params.key, params.request_id, device)
 
     @override
-    def prefetch(self, params: MatchPrefixParams) -> None:
-        """Submit the lookup of a request in advance; see `LinkedPrefixCache.prefetch`."""
-        self.match_prefix(params)
+    def prefetch(self, *params: MatchPrefixParams) -> None:
+        """Ask the store for requests in advance; see `LinkedPrefixCache.prefetch`."""
+        for one in params:
+            self.match_prefix(one)
 
     @override
     def insert(self, params: InsertParams) -> InsertResult:

@@ -11,18 +11,16 @@ from radixlink_contracts import ExternalMatch, HitCause
 if TYPE_CHECKING:
     from radixlink_contracts import (
         Clock,
-        Executor,
         MatchResult,
         OperationId,
         RadixKey,
         RequestId,
         TreeCore,
-        UnifiedCacheLinker,
     )
-    from radixlink_linker._component_transfers import ComponentTransfers
     from radixlink_linker._counters import LinkerCounters
     from radixlink_linker._lookup import Lookup
     from radixlink_linker._operation_table import OperationTable
+    from radixlink_linker._prober import Prober
     from radixlink_linker._requests import RequestTable
     from radixlink_linker._settings import LinkerSettings
 
@@ -52,9 +50,7 @@ class ExternalMatcher:
         tree: TreeCore,
         requests: RequestTable,
         operations: OperationTable,
-        linker: UnifiedCacheLinker,
-        transfers: ComponentTransfers,
-        executor: Executor,
+        prober: Prober,
         clock: Clock,
         settings: LinkerSettings,
         counters: LinkerCounters,
@@ -63,9 +59,7 @@ class ExternalMatcher:
         self._tree = tree
         self._requests = requests
         self._operations = operations
-        self._linker = linker
-        self._transfers = transfers
-        self._executor = executor
+        self._prober = prober
         self._clock = clock
         self._settings = settings
         self._counters = counters
@@ -73,7 +67,7 @@ class ExternalMatcher:
     def match(self, key: RadixKey, request_id: RequestId, device: MatchResult) -> MatchResult:
         """Say what is agreed about the part of a key behind its device prefix.
 
-        Mutates: the first match of a request submits its lookup. Twice without a `step` between
+        Mutates: the first match of a request opens its lookup. Twice without a `step` between
         gives the same answer.
         """
         start = device.device_prefix_len
@@ -125,14 +119,11 @@ class ExternalMatcher:
         return HitCause.RESTORABLE, None
 
     def _ask(self, key: RadixKey, request_id: RequestId, device: MatchResult) -> None:
-        """Submit the lookup of a request."""
+        """Open the lookup of a request; the store is asked at the end of the iteration."""
         deadline = self._clock.now() + self._settings.lookup_timeout_s
         lookup = self._requests.ask(key, request_id, device, deadline)
         self._counters.lookups += 1
-        try:
-            self._executor.submit(lambda: lookup.probe(self._linker, self._transfers))
-        except Exception as error:  # noqa: BLE001 -- an executor that refuses is this rank's miss
-            lookup.fail(repr(error))
+        self._prober.add(lookup)
 
     def _hit_end(self, lookup: Lookup) -> int:
         """Token behind the longest agreed prefix."""

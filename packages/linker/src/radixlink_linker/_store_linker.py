@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from typing_extensions import override
 
 from radixlink_contracts import (
+    BatchingLinker,
     LoadMode,
     PoolTransferResult,
     TouchingLinker,
@@ -51,7 +52,7 @@ if TYPE_CHECKING:
     from radixlink_linker._store_linker_counters import StoreLinkerCounters
 
 
-class StoreLinker(UnifiedCacheLinker, TouchingLinker):
+class StoreLinker(UnifiedCacheLinker, TouchingLinker, BatchingLinker):
     """A `UnifiedCacheLinker` over page stores, one for each pool.
 
     Ranks: local.
@@ -113,7 +114,15 @@ class StoreLinker(UnifiedCacheLinker, TouchingLinker):
         self, request_id: RequestId, transfers: Sequence[PoolTransfer]
     ) -> PoolTransferResult:
         """Ask the stores which prefixes they hold; see `UnifiedCacheLinker.lookup`."""
-        return self._stores.restorable(transfers)
+        (result,) = self._stores.restorable([transfers])
+        return result
+
+    @override
+    def lookup_batch(
+        self, questions: Sequence[tuple[RequestId, Sequence[PoolTransfer]]]
+    ) -> Sequence[PoolTransferResult]:
+        """Ask each store once for several requests; see `BatchingLinker.lookup_batch`."""
+        return self._stores.restorable([transfers for _, transfers in questions])
 
     @override
     def load(
@@ -176,9 +185,7 @@ class StoreLinker(UnifiedCacheLinker, TouchingLinker):
         if self._board.closed:
             return False
         self._thread.ensure_started()
-        self._board.add_offload(
-            Job(ticket=ticket, transfers=tuple(transfers), direction="offload")
-        )
+        self._board.add_offload(Job(ticket=ticket, transfers=tuple(transfers), direction="offload"))
         return True
 
     @override

@@ -16,8 +16,9 @@ Rules of the file, and of those that it joins:
 5. A miss is a value: everything that cannot be restored is computed, and nothing of the attempt
    stays.
 
-What a match says is `ExternalMatcher`'s, how a load begins and what it leaves is `Loads`', which
-nodes are stored is `Offloads`', which are kept in the store `Touches`'; here is what they have in common: the frame, and the end of things.
+What a match says is `ExternalMatcher`'s, when the store is asked `Prober`'s; how a load begins and
+what it leaves is `Loads`', which nodes are stored `Offloads`', which are kept in the store `Touches`'.
+Here is what they have in common: the frame, and the end of things.
 """
 
 from __future__ import annotations
@@ -50,6 +51,7 @@ from radixlink_linker._operation import (
     Verdict,
 )
 from radixlink_linker._operation_table import OperationTable
+from radixlink_linker._prober import Prober
 from radixlink_linker._report import ReportBuilder
 from radixlink_linker._requests import RequestTable
 from radixlink_linker._staging_room import StagingRoom
@@ -134,13 +136,12 @@ class UnifiedCacheLinkerWrapper:
         # otherwise that is a replicated fact, since attaching compares it.
         layer_wise = linker.layer_done_counter is not None and ComponentType.MAMBA not in kinds
         self._guarded = GuardedLinker(linker, self.counters)
+        self._prober = Prober(linker, self._transfers, executor)
         self._matcher = ExternalMatcher(
             tree=tree,
             requests=self._requests,
             operations=self._operations,
-            linker=linker,
-            transfers=self._transfers,
-            executor=executor,
+            prober=self._prober,
             clock=clock,
             settings=settings,
             counters=self.counters,
@@ -202,7 +203,7 @@ class UnifiedCacheLinkerWrapper:
     def match(self, key: RadixKey, request_id: RequestId, device: MatchResult) -> MatchResult:
         """Say what is agreed about the part of a key behind its device prefix.
 
-        Mutates: the first match of a request submits its lookup. Twice without a `step` between
+        Mutates: the first match of a request opens its lookup. Twice without a `step` between
         gives the same answer.
         """
         self._frames.check()
@@ -216,8 +217,12 @@ class UnifiedCacheLinkerWrapper:
         return self._loads.load_back(request, mode)
 
     def start_loads(self) -> BatchIndex | None:
-        """Start everything queued; see `PrefixCache.ready_to_load_host_cache`."""
+        """Start everything queued; see `PrefixCache.ready_to_load_host_cache`.
+
+        It ends an iteration's matches: the store is asked for all of them.
+        """
         self._frames.check()
+        self._prober.submit()
         return self._loads.start()
 
     def offload(self, node_ids: Sequence[NodeId]) -> None:
@@ -249,6 +254,8 @@ class UnifiedCacheLinkerWrapper:
             self._given_up or self._frames.alone or step % self._settings.heartbeat_steps
         ):
             return NOTHING_HAPPENED
+        # Of an engine that launched no batch since.
+        self._prober.submit()
         now = self._clock.now()
         self._read_local_facts(now)
         agenda = Agenda.of(
@@ -329,9 +336,7 @@ class UnifiedCacheLinkerWrapper:
             len(self._offloads),
             len(self._written_off),
         ]
-        facts += [
-            operation.op << 2 | operation.verdict.value for operation in self._operations
-        ]
+        facts += [operation.op << 2 | operation.verdict.value for operation in self._operations]
         facts += [lookup.num_pages for lookup in self._requests.lookups]
         return facts
 
@@ -398,6 +403,7 @@ class UnifiedCacheLinkerWrapper:
         for operation in list(self._operations):
             self._decide(operation, Verdict.FAILED, report)
         report.ready.extend(lookup.request_id for lookup in self._requests.lookups)
+        self._prober.clear()
         self._requests.clear()
         self._offloads.clear()
         self._tree.detach_linker()
@@ -462,6 +468,7 @@ class UnifiedCacheLinkerWrapper:
         for operation in self._operations:
             operation.ticket.decided = True
         self.linker.reset()
+        self._prober.clear()
         self._requests.clear()
         left = [*self._written_off, *self._operations.clear()]
         self._written_off.clear()
