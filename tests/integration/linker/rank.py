@@ -31,7 +31,7 @@ from radixlink_testing import InMemoryStoreFactory
 from radixlink_testing.linkers import FaultyPageStore, InlineExecutor, ManualClock, SyncLinker
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from tests.integration.linker.models import Model
 
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
         LinkerComponent,
         LoadBack,
         PageKeys,
+        PageStore,
         RadixKey,
         RankGroup,
         TreeNodeView,
@@ -83,12 +84,14 @@ class Rank:
         num_pages: int,
         by_hand: bool,
         clock: ManualClock,
+        shared: Mapping[PoolName, PageStore] | None = None,
     ) -> None:
         self.rank = group.rank
         self.model = model
         self.calls: list[str] = []
         self.group = CountingGroup(group, self.calls)
-        self.device = Device(model, num_pages, group.rank)
+        # Replicas hold the same bytes.
+        self.device = Device(model, num_pages, group.rank if shared is None else 0)
         self.allocator = self.device.allocator
         self.tree = model.tree()
         self.slots = DeviceSlots(
@@ -110,7 +113,11 @@ class Rank:
         )
         shard = Shard(index=group.rank, count=group.size)
         self.stores = {
-            pool: FaultyPageStore(InMemoryStoreFactory().open(model.layout(pool, shard)))
+            pool: FaultyPageStore(
+                InMemoryStoreFactory().open(model.layout(pool, shard))
+                if shared is None
+                else shared[pool]
+            )
             for pool in model.pools
         }
         self.store = self.stores[PoolName.KV]

@@ -24,11 +24,21 @@ class GuardedLinker:
     Thread: the scheduler's.
     """
 
-    def __init__(self, linker: UnifiedCacheLinker, counters: LinkerCounters) -> None:
-        """Guard a linker, and count what goes wrong with it."""
+    def __init__(
+        self, linker: UnifiedCacheLinker, counters: LinkerCounters, *, stores: bool = True
+    ) -> None:
+        """Guard a linker, and count what goes wrong with it.
+
+        Args:
+            linker: Moves the bytes.
+            counters: Of this rank.
+            stores: False where another rank stores the same bytes: offloads and touches have
+                nothing to do here, and are done at once.
+        """
         self.linker = linker
         self._touching = linker if isinstance(linker, TouchingLinker) else None
         self._counters = counters
+        self._stores = stores
 
     @property
     def touches(self) -> bool:
@@ -76,6 +86,9 @@ class GuardedLinker:
 
     def offload(self, operation: OffloadOperation) -> None:
         """Queue an offload; a refusal is its failure here."""
+        if not self._stores:
+            operation.note(Outcome.LANDED, quiesced=True)
+            return
         why = "it was refused"
         try:
             accepted = self.linker.offload(operation.ticket, operation.transfers)
@@ -86,6 +99,9 @@ class GuardedLinker:
 
     def touch(self, operation: TouchOperation) -> None:
         """Queue a touch; a refusal is its failure here."""
+        if not self._stores:
+            operation.note(Outcome.LANDED, quiesced=True)
+            return
         assert self._touching is not None, "the ranks agreed that all of them touch"
         why = "it was refused"
         try:

@@ -34,6 +34,8 @@ class LinkerSettings:
         touch_after_uses: Uses of the tree (matches and inserts) after which a stored node that is
             used again is touched in the store.
         max_touches: Touches that may be on the way at once.
+        storing_ranks: For each rank the one that stores for it: itself, or one that holds the same
+            bytes and lends its shard of the store to all that do. Empty: each stores its own.
         step_timeout_s: Seconds in which every rank must have entered a frame: an engine's watchdog.
         lookup_timeout_s: Seconds after which a lookup counts as a miss.
         transfer_timeout_s: Seconds after which a load or an offload counts as failed.
@@ -52,6 +54,7 @@ class LinkerSettings:
     backup_threshold: int = 1
     touch_after_uses: int = 1024
     max_touches: int = 8
+    storing_ranks: tuple[int, ...] = ()
     step_timeout_s: float = 300.0
     lookup_timeout_s: float = 5.0
     transfer_timeout_s: float = 30.0
@@ -86,6 +89,23 @@ class LinkerSettings:
                 f"for {self.max_lookups} lookups, got {self.frame_words}"
             )
             raise ContractError(msg)
+
+    def stores(self, rank: int, num_ranks: int) -> bool:
+        """True for a rank that stores: its own bytes, and for those that hold the same.
+
+        Raises:
+            ContractError: The storing ranks are not of so many ranks, or one does not store itself.
+        """
+        by = self.storing_ranks
+        if not by:
+            return True
+        if len(by) != num_ranks or any(one not in range(num_ranks) or by[one] != one for one in by):
+            msg = (
+                f"LinkerSettings: expected storing_ranks to name, for each of {num_ranks} ranks, "
+                f"one that stores for itself, got {by}"
+            )
+            raise ContractError(msg)
+        return by[rank] == rank
 
     @property
     def fingerprint(self) -> str:

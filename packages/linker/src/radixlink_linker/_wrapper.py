@@ -32,6 +32,7 @@ from radixlink_contracts import (
     Holders,
     LoadMiss,
     StepReport,
+    TouchingLinker,
     WrittenOff,
 )
 from radixlink_contracts.errors import ContractError
@@ -109,9 +110,28 @@ class UnifiedCacheLinkerWrapper:
             AgreementError: Ranks attach with different settings or pools. Nothing is attached then,
                 nor after any of the others.
             ContractError: The linker lacks the pool of a component, or has one that the tree lacks;
-                or a frame has no room for a bit of each rank.
+                a frame has no room for a bit of each rank; or the storing ranks are not this group's.
             InvalidTransitionError: The tree has a linker already.
         """
+        kinds = [component.component_type for component in components]
+        # A state is one object of all its layers, so a tree with states loads none layer by layer;
+        # otherwise that is a replicated fact, since attaching compares it.
+        layer_wise = linker.layer_done_counter is not None and ComponentType.MAMBA not in kinds
+        # What linkers can hold is local, so it is agreed before anything is refused because of it.
+        frames.agree_on_settings(
+            f"{settings.fingerprint} page_size={tree.page_size} slots={slots.sizes} window={tree.sliding_window} "
+            f"components={[kind.name for kind in kinds]} pools={sorted(linker.pools)} "
+            f"layer_wise={layer_wise} touches={isinstance(linker, TouchingLinker)}"
+        )
+        check_room(settings, frames.group.size)
+        needed = {POOL_OF[kind] for kind in kinds}
+        if needed != linker.pools.intersection(POOL_OF.values()):
+            # A window that no tree keeps track of would be restored by nobody, or wrongly.
+            msg = (
+                f"attach: expected a linker with the pools of {[kind.name for kind in kinds]} and "
+                f"of no other component, got one with {sorted(linker.pools)}"
+            )
+            raise ContractError(msg)
         self.linker = linker
         self.counters = LinkerCounters()
         self._tree = tree
@@ -124,7 +144,6 @@ class UnifiedCacheLinkerWrapper:
         self._operations = OperationTable(frames, clock, settings, tree.page_size)
         #: What loads hold.
         self._room = StagingRoom(tree, slots.sizes, settings.staged_percent)
-        kinds = [component.component_type for component in components]
         #: The pools that components' transfers name, in their order.
         self._pools = tuple(POOL_OF[kind] for kind in kinds)
         sizes = dict(zip(self._pools, slots.sizes, strict=True))
@@ -132,10 +151,11 @@ class UnifiedCacheLinkerWrapper:
         self._written_off = WriteOffs(sizes, settings.written_off_percent)
         #: There are too many of those: no store any more; what is left only ends. Replicated.
         self._given_up = False
-        # A state is one object of all its layers, so a tree with states loads none layer by layer;
-        # otherwise that is a replicated fact, since attaching compares it.
-        layer_wise = linker.layer_done_counter is not None and ComponentType.MAMBA not in kinds
-        self._guarded = GuardedLinker(linker, self.counters)
+        self._guarded = GuardedLinker(
+            linker,
+            self.counters,
+            stores=settings.stores(frames.group.rank, frames.group.size),
+        )
         self._prober = Prober(linker, self._transfers, executor)
         self._matcher = ExternalMatcher(
             tree=tree,
@@ -173,21 +193,6 @@ class UnifiedCacheLinkerWrapper:
             max_touches=settings.max_touches,
             counters=self.counters,
         )
-        # What linkers can hold is local, so it is agreed before anything is refused because of it.
-        frames.agree_on_settings(
-            f"{settings.fingerprint} page_size={tree.page_size} slots={slots.sizes} window={tree.sliding_window} "
-            f"components={[kind.name for kind in kinds]} pools={sorted(linker.pools)} "
-            f"layer_wise={layer_wise} touches={self._guarded.touches}"
-        )
-        check_room(settings, frames.group.size)
-        needed = {POOL_OF[kind] for kind in kinds}
-        if needed != linker.pools.intersection(POOL_OF.values()):
-            # A window that no tree keeps track of would be restored by nobody, or wrongly.
-            msg = (
-                f"attach: expected a linker with the pools of {[kind.name for kind in kinds]} and "
-                f"of no other component, got one with {sorted(linker.pools)}"
-            )
-            raise ContractError(msg)
         tree.attach_linker(
             backup_threshold=settings.backup_threshold,
             touch_after=settings.touch_after_uses if self._guarded.touches else None,
