@@ -14,6 +14,8 @@ class LinkerCounters:
         lookups: Lookups submitted.
         lookup_errors: Lookups that this rank could not answer, by an exception, a component that
             takes no part, or a store that was late; each counts as a miss.
+        lookups_refused: Lookups that were a miss here at once, because earlier ones hang; they are
+            among the errors too.
         loads_landed: Loads that were committed.
         loads_failed: Loads that were given up.
         offloads_stored: Offloads that every rank confirmed.
@@ -30,6 +32,7 @@ class LinkerCounters:
     frames: int = 0
     lookups: int = 0
     lookup_errors: int = 0
+    lookups_refused: int = 0
     loads_landed: int = 0
     loads_failed: int = 0
     offloads_stored: int = 0

@@ -21,8 +21,17 @@ class JobBoard:
     Thread: any; each method says which.
     """
 
-    def __init__(self) -> None:
-        """Start with nothing to do."""
+    def __init__(
+        self,
+        completed_loads: deque[Completion] | None = None,
+        completed_offloads: deque[Completion] | None = None,
+    ) -> None:
+        """Start with nothing to do.
+
+        Args:
+            completed_loads: What is still to be told of a board before this.
+            completed_offloads: Likewise.
+        """
         #: Guards all below, and tells the thread of work and whoever resets of its end.
         self._changed = threading.Condition()
         self._batches: deque[LayerWiseBatch] = deque()
@@ -32,8 +41,8 @@ class JobBoard:
         #: What the thread works at; what it left for a forward that waits comes first.
         self._running: tuple[Job, ...] = ()
         self._closed = False
-        self._completed_loads: deque[Completion] = deque()
-        self._completed_offloads: deque[Completion] = deque()
+        self._completed_loads = deque() if completed_loads is None else completed_loads
+        self._completed_offloads = deque() if completed_offloads is None else completed_offloads
 
     @property
     def closed(self) -> bool:
@@ -101,6 +110,40 @@ class JobBoard:
             ):
                 if job.ticket.decided and not job.copying:
                     self.tell(job, Outcome.FAILED, quiesced=True)
+
+    def fail_waiting(self, why: str) -> list[Job]:
+        """What waits for the thread has failed, and touched nothing. Returns it."""
+        with self._changed:
+            waiting = [
+                *(job for batch in self._batches for job in batch.jobs),
+                *self._loads,
+                *self._offloads,
+                *self._touches,
+            ]
+            for job in waiting:
+                self.tell(job, Outcome.FAILED, quiesced=True, why=why)
+            self._batches.clear()
+            self._loads.clear()
+            self._offloads.clear()
+            self._touches.clear()
+            return waiting
+
+    def abandon(self, why: str) -> tuple[JobBoard, list[Job]] | None:
+        """Leave the board to a thread that hangs: all that is on it has failed, and it takes no more.
+
+        When the thread comes back, it finds that it may touch no slot, and ends.
+
+        Returns:
+            A board for another thread, and what failed. None where a copy runs: nothing is changed.
+        """
+        with self._changed:
+            if any(job.copying for job in self._running):
+                return None
+            failed = [*self._running, *self.fail_waiting(why)]
+            for job in self._running:
+                self.tell(job, Outcome.FAILED, quiesced=True, why=why)
+            self.close()
+            return JobBoard(self._completed_loads, self._completed_offloads), failed
 
     def clear(self, timeout_s: float) -> None:
         """Drop everything, and wait for the copy that runs. Idempotent.

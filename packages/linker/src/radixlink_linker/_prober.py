@@ -2,7 +2,8 @@
 
 The lookups of one iteration are one task of the executor, and one question to each store, where the
 linker can take them together (`BatchingLinker`); otherwise each is a task of its own. Whatever goes
-wrong is a miss of the lookups that it befell.
+wrong is a miss of the lookups that it befell. While a task hangs, new lookups are a miss at once, but
+for one batch in a while (see `Breaker`): each of them would wait for its deadline, and keep a thread.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from radixlink_contracts import Executor, UnifiedCacheLinker
+    from radixlink_linker._breaker import Breaker
     from radixlink_linker._component_transfers import ComponentTransfers
+    from radixlink_linker._counters import LinkerCounters
     from radixlink_linker._lookup import Lookup
 
 
@@ -28,7 +31,12 @@ class Prober:
     """
 
     def __init__(
-        self, linker: UnifiedCacheLinker, transfers: ComponentTransfers, executor: Executor
+        self,
+        linker: UnifiedCacheLinker,
+        transfers: ComponentTransfers,
+        executor: Executor,
+        breaker: Breaker,
+        counters: LinkerCounters,
     ) -> None:
         """Start with none.
 
@@ -36,11 +44,15 @@ class Prober:
             linker: Whom to ask.
             transfers: What to ask.
             executor: On whose threads.
+            breaker: Of the tasks.
+            counters: Of what happens.
         """
         self._linker = linker
         self._batching = linker if isinstance(linker, BatchingLinker) else None
         self._transfers = transfers
         self._executor = executor
+        self._breaker = breaker
+        self._counters = counters
         self._waiting: list[Lookup] = []
 
     def add(self, lookup: Lookup) -> None:
@@ -55,6 +67,12 @@ class Prober:
         if not self._waiting:
             return
         lookups, self._waiting = self._waiting, []
+        hangs = self._breaker.refusal()
+        if hangs is not None:
+            self._counters.lookups_refused += len(lookups)
+            for lookup in lookups:
+                lookup.fail(hangs)
+            return
         if self._batching is not None:
             self._run(lookups, partial(_probe_together, lookups, self._batching, self._transfers))
             return
@@ -67,9 +85,19 @@ class Prober:
 
     def _run(self, lookups: Sequence[Lookup], task: Callable[[], None]) -> None:
         """Hand a task to the executor; one that is refused is a miss of its lookups."""
+        breaker = self._breaker
+        number = breaker.begin("lookup")
+
+        def watched() -> None:
+            try:
+                task()
+            finally:
+                breaker.end(number)
+
         try:
-            self._executor.submit(task)
+            self._executor.submit(watched)
         except Exception as error:  # noqa: BLE001 -- an executor that refuses is this rank's miss
+            breaker.end(number)
             for lookup in lookups:
                 lookup.fail(repr(error))
 

@@ -38,6 +38,8 @@ class LinkerSettings:
             bytes and lends its shard of the store to all that do. Empty: each stores its own.
         step_timeout_s: Seconds in which every rank must have entered a frame: an engine's watchdog.
         lookup_timeout_s: Seconds after which a lookup counts as a miss.
+        max_hanging_lookups: With so many tasks of the executor that are on their way while one
+            hangs, none is added to find out whether the store is back.
         transfer_timeout_s: Seconds after which a load or an offload counts as failed.
     """
 
@@ -57,6 +59,7 @@ class LinkerSettings:
     storing_ranks: tuple[int, ...] = ()
     step_timeout_s: float = 300.0
     lookup_timeout_s: float = 5.0
+    max_hanging_lookups: int = 4
     transfer_timeout_s: float = 30.0
 
     def __attrs_post_init__(self) -> None:
@@ -74,6 +77,7 @@ class LinkerSettings:
             ("backup_threshold", 1, 1 << 30),
             ("touch_after_uses", 1, 1 << 30),
             ("max_touches", 0, WORD_BITS),
+            ("max_hanging_lookups", 1, 1 << 30),
             ("step_timeout_s", 1e-3, 1e6),
             ("lookup_timeout_s", 0.0, 1e6),
             ("transfer_timeout_s", 0.0, 1e6),

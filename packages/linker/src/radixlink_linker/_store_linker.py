@@ -6,8 +6,9 @@ own, the `TransferThread`, moves bytes with a `PageMover` and says on the board 
 A store never sees a device slot, only staging that the thread owns. The ticket is asked before each
 copy, so an operation that the ranks gave up touches no slot later than one copy after that. Its
 quiescence is told then, by the scheduler thread's next question: a store that hangs in a call keeps
-nobody's slots. A copy that hangs does: it alone is waited for without a deadline, because to say
-"quiesced" any sooner would be a lie.
+nobody's slots. What waits behind such a call fails, and so does at once what would come behind it;
+once in a while another thread tries (see `Breaker`). A copy that hangs does keep slots: it alone is
+waited for without a deadline, because to say "quiesced" any sooner would be a lie.
 """
 
 from __future__ import annotations
@@ -24,19 +25,24 @@ from radixlink_contracts import (
     TouchingLinker,
     UnifiedCacheLinker,
 )
-from radixlink_contracts.errors import ContractError
+from radixlink_contracts.errors import BackendUnavailableError, ContractError
+from radixlink_linker._breaker import Breaker
 from radixlink_linker._job_board import JobBoard
 from radixlink_linker._jobs import Job, LayerWiseBatch
 from radixlink_linker._layer_counter import LayerDoneCounter
 from radixlink_linker._pool_stores import OnePoolEach, PoolStores
+from radixlink_linker._runtime import MonotonicClock
+from radixlink_linker._store_linker_counters import StoreLinkerTally
 from radixlink_linker._store_linker_settings import StoreLinkerSettings
 from radixlink_linker._transfer_thread import TransferThread
+from radixlink_linker._watched_store import WatchedStore
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from radixlink_contracts import (
         BatchIndex,
+        Clock,
         Completion,
         Copier,
         DevicePool,
@@ -66,6 +72,7 @@ class StoreLinker(UnifiedCacheLinker, TouchingLinker, BatchingLinker):
         stores: Iterable[tuple[DevicePool, PageStore]] | Mapping[PoolName, PageStore],
         copier: Copier,
         settings: StoreLinkerSettings | None = None,
+        clock: Clock | None = None,
     ) -> None:
         """Join device pools and stores.
 
@@ -75,17 +82,19 @@ class StoreLinker(UnifiedCacheLinker, TouchingLinker, BatchingLinker):
             stores: Of the same layer ranges. Owns: the caller closes them, after this.
             copier: Between the device and staging; used by this linker's thread only.
             settings: How to work.
+            clock: For how long a call of a store takes; None for the machine's.
 
         Raises:
             ContractError: A pool has no store, or one of another pool, page size or layer ranges.
         """
-        self._stores = _joined(pools, stores)
         self._settings = settings or StoreLinkerSettings()
+        self._breakers: list[Breaker] = []
+        self._stores = self._watched(pools, stores, clock or MonotonicClock())
         self._counter = LayerDoneCounter(self._stores.num_layers, self._settings.layer_timeout_s)
+        self._copier = copier
+        self._tally = StoreLinkerTally()
         self._board = JobBoard()
-        self._thread = TransferThread(
-            self._board, self._stores, copier, self._counter, self._settings
-        )
+        self._thread = self._new_thread()
         self._queued_loads: list[Job] = []
         #: The loads of each batch that was started and not finished.
         self._started: dict[BatchIndex, tuple[Job, ...]] = {}
@@ -105,7 +114,7 @@ class StoreLinker(UnifiedCacheLinker, TouchingLinker, BatchingLinker):
     @property
     def counters(self) -> StoreLinkerCounters:
         """What was moved so far."""
-        return self._thread.counters
+        return self._tally.counters()
 
     # -- called by the wrapper ---------------------------------------------------------------------
 
@@ -128,9 +137,14 @@ class StoreLinker(UnifiedCacheLinker, TouchingLinker, BatchingLinker):
     def load(
         self, ticket: OperationTicket, transfers: Sequence[PoolTransfer], mode: LoadMode
     ) -> bool:
-        """Queue a load; see `UnifiedCacheLinker.load`."""
+        """Queue a load; see `UnifiedCacheLinker.load`.
+
+        Raises:
+            BackendUnavailableError: A store hangs.
+        """
         if self._board.closed:
             return False
+        self._check_stores()
         self._queued_loads.append(
             Job(
                 ticket=ticket,
@@ -181,25 +195,38 @@ class StoreLinker(UnifiedCacheLinker, TouchingLinker, BatchingLinker):
 
     @override
     def offload(self, ticket: OperationTicket, transfers: Sequence[PoolTransfer]) -> bool:
-        """Queue the storing of one node; see `UnifiedCacheLinker.offload`."""
+        """Queue the storing of one node; see `UnifiedCacheLinker.offload`.
+
+        Raises:
+            BackendUnavailableError: A store hangs.
+        """
         if self._board.closed:
             return False
+        self._check_stores()
         self._thread.ensure_started()
         self._board.add_offload(Job(ticket=ticket, transfers=tuple(transfers), direction="offload"))
         return True
 
     @override
     def touch(self, ticket: OperationTicket, transfers: Sequence[PoolTransfer]) -> bool:
-        """Queue the touching of one node; see `TouchingLinker.touch`."""
+        """Queue the touching of one node; see `TouchingLinker.touch`.
+
+        Raises:
+            BackendUnavailableError: A store hangs.
+        """
         if self._board.closed:
             return False
+        self._check_stores()
         self._thread.ensure_started()
         self._board.add_touch(Job(ticket=ticket, transfers=tuple(transfers), direction="touch"))
         return True
 
     @override
     def num_completed_loads(self) -> int:
-        """How many load completions wait."""
+        """How many load completions wait; behind a call that hangs nothing waits any longer."""
+        hangs = self._hanging()
+        if hangs is not None:
+            self._count_refused(self._board.fail_waiting(hangs), hangs)
         return self._board.num_completed_loads()
 
     @override
@@ -238,6 +265,71 @@ class StoreLinker(UnifiedCacheLinker, TouchingLinker, BatchingLinker):
         self._board.close()
         self.reset()
         self._thread.join(self._settings.close_timeout_s)
+
+    # -- stores that hang --------------------------------------------------------------------------
+
+    def _watched(
+        self,
+        pools: PoolGroup | Mapping[PoolName, DevicePool],
+        stores: Iterable[tuple[DevicePool, PageStore]] | Mapping[PoolName, PageStore],
+        clock: Clock,
+    ) -> PoolStores:
+        """The stores beside their pools, each with a breaker.
+
+        Raises:
+            ContractError: They do not fit.
+        """
+
+        def watched(store: PageStore) -> WatchedStore:
+            settings = self._settings
+            breaker = Breaker(
+                clock, patience_s=settings.hang_s, max_hanging=settings.max_hanging_calls
+            )
+            self._breakers.append(breaker)
+            return WatchedStore(store, breaker)
+
+        if isinstance(stores, Mapping):
+            return _joined(pools, {name: watched(store) for name, store in stores.items()})
+        return _joined(pools, [(pool, watched(store)) for pool, store in stores])
+
+    def _new_thread(self) -> TransferThread:
+        """A thread for the board; it is not started."""
+        return TransferThread(
+            self._board, self._stores, self._copier, self._counter, self._settings, self._tally
+        )
+
+    def _hanging(self) -> str | None:
+        """What hangs on the transfer thread; None for nothing."""
+        ident = self._thread.ident
+        for breaker in self._breakers:
+            if breaker.hangs_on(ident):
+                return breaker.hanging()
+        return None
+
+    def _check_stores(self) -> None:
+        """Return where an operation is to be begun; where the thread hangs, on another.
+
+        Raises:
+            BackendUnavailableError: A store hangs, and it is not the time to try again.
+        """
+        for breaker in self._breakers:
+            refusal = breaker.refusal()
+            if refusal is not None:
+                self._tally.count_refused(1, refusal)
+                raise BackendUnavailableError(refusal, transient=True)
+        hangs = self._hanging()
+        if hangs is not None and (left := self._board.abandon(hangs)) is not None:
+            self._board, failed = left
+            self._count_refused(failed, hangs)
+            self._thread = self._new_thread()
+
+    def _count_refused(self, jobs: Sequence[Job], why: str) -> None:
+        """These jobs failed, and no forward waits for them."""
+        if jobs:
+            self._tally.count_refused(len(jobs), why)
+            for batch, loads in self._started.items():
+                if any(job in loads for job in jobs):
+                    self._counter.fail(batch)
 
 
 def _joined(

@@ -17,6 +17,10 @@ class StoreLinkerSettings:
         copy_timeout_s: Seconds after which an operation whose copy has not ended counts as failed.
         layer_timeout_s: Seconds from the start of a batch of layer-wise loads after which no
             forward waits for its layers.
+        hang_s: Seconds after which a call of a store hangs: until it has returned, or another of its
+            kind has, nothing else is begun but for a try once in a while.
+        max_hanging_calls: With so many calls that are on their way or lost while one hangs, there
+            is no such try: each has a thread.
         close_timeout_s: Seconds that `close` waits for a store that is in a call.
         quiesce_timeout_s: Seconds that `reset` waits for the copy that runs, and `close` for the
             thread.
@@ -26,6 +30,8 @@ class StoreLinkerSettings:
     lease_s: float = 10.0
     copy_timeout_s: float = 10.0
     layer_timeout_s: float = 10.0
+    hang_s: float = 5.0
+    max_hanging_calls: int = 4
     close_timeout_s: float = 5.0
     quiesce_timeout_s: float = 30.0
 

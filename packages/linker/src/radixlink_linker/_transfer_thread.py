@@ -17,14 +17,12 @@ batch with it.
 from __future__ import annotations
 
 import threading
-from collections import Counter
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, assert_never
 
 from radixlink_contracts import Outcome
 from radixlink_linker._jobs import Job, LayerWiseBatch, TouchBatch
 from radixlink_linker._page_mover import PageMover, writers_of
-from radixlink_linker._store_linker_counters import StoreLinkerCounters
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -33,13 +31,14 @@ if TYPE_CHECKING:
     from radixlink_linker._job_board import JobBoard
     from radixlink_linker._page_mover import OpenRun
     from radixlink_linker._pool_stores import PoolStores
+    from radixlink_linker._store_linker_counters import StoreLinkerTally
     from radixlink_linker._store_linker_settings import StoreLinkerSettings
 
 
 class TransferThread:
     """One thread, started with the first transfer.
 
-    Thread: `ensure_started`, `join` and `counters` are the scheduler's, the rest is its own.
+    Thread: `ensure_started`, `ident` and `join` are the scheduler's, the rest is its own.
     """
 
     def __init__(
@@ -49,6 +48,7 @@ class TransferThread:
         copier: Copier,
         layers: LayerCounter,
         settings: StoreLinkerSettings,
+        tally: StoreLinkerTally,
     ) -> None:
         """Take what it works with; no thread is started.
 
@@ -58,6 +58,7 @@ class TransferThread:
             copier: Between the device and staging.
             layers: Who waits for which layer.
             settings: How to work.
+            tally: Of what is moved.
         """
         self._board = board
         self._stores = stores
@@ -70,26 +71,13 @@ class TransferThread:
             staging_bytes=settings.staging_bytes,
             lease_s=settings.lease_s,
         )
+        self._tally = tally
         self._thread: threading.Thread | None = None
-        #: Guards what is counted.
-        self._counting = threading.Lock()
-        self._pages_loaded = 0
-        self._pages_stored = 0
-        self._pages_touched = 0
-        self._pages_by_writer: Counter[int] = Counter()
-        self._last_error = ""
 
     @property
-    def counters(self) -> StoreLinkerCounters:
-        """What was moved so far."""
-        with self._counting:
-            return StoreLinkerCounters(
-                pages_loaded=self._pages_loaded,
-                pages_stored=self._pages_stored,
-                pages_touched=self._pages_touched,
-                pages_by_writer=dict(self._pages_by_writer),
-                last_error=self._last_error,
-            )
+    def ident(self) -> int | None:
+        """Which thread it is; None before it was started."""
+        return None if self._thread is None else self._thread.ident
 
     def ensure_started(self) -> None:
         """There is a thread that looks for work.
@@ -178,8 +166,7 @@ class TransferThread:
     def _fail(self, job: Job, raised: Exception) -> None:
         """A job did not come through, and touches its slots no more."""
         why = f"{type(raised).__name__}: {raised}"
-        with self._counting:
-            self._last_error = f"operation {job.ticket.op}: {why}"
+        self._tally.count_failure(f"operation {job.ticket.op}: {why}")
         self._board.tell(job, Outcome.FAILED, quiesced=True, why=why)
 
     def _load(self, job: Job) -> None:
@@ -207,8 +194,7 @@ class TransferThread:
         for stored in self._mover.offload(job):
             pages += stored
             self._serve_forwards()
-        with self._counting:
-            self._pages_stored += pages
+        self._tally.count_stored(pages)
 
     def _touch(self, batch: TouchBatch) -> None:
         """Raise the recency of all that is touched, and say of each whether all of it is there."""
@@ -233,16 +219,13 @@ class TransferThread:
                 self._board.tell(job, Outcome.LANDED, quiesced=True)
             else:
                 self._fail(job, job.failed("some page is gone"))
-        with self._counting:
-            self._pages_touched += sum(
-                job.num_pages for job, present in zip(asked, there, strict=True) if present
-            )
+        self._tally.count_touched(
+            sum(job.num_pages for job, present in zip(asked, there, strict=True) if present)
+        )
 
     def _count_loaded(self, runs: list[OpenRun]) -> None:
         """These runs are on the device."""
-        with self._counting:
-            self._pages_loaded += sum(map(len, runs))
-            self._pages_by_writer.update(writers_of(runs))
+        self._tally.count_loaded(sum(map(len, runs)), writers_of(runs))
 
     def _copy(self, job: Job, start: Callable[[], Fence]) -> None:
         """Ask, start one copy, and wait for its end, however late that is; see `GuardedCopy`."""

@@ -36,6 +36,7 @@ from radixlink_contracts import (
     WrittenOff,
 )
 from radixlink_contracts.errors import ContractError
+from radixlink_linker._breaker import Breaker
 from radixlink_linker._component_transfers import ComponentTransfers
 from radixlink_linker._counters import LinkerCounters
 from radixlink_linker._explain import explanation_of, locks_of, status_of
@@ -156,7 +157,12 @@ class UnifiedCacheLinkerWrapper:
             self.counters,
             stores=settings.stores(frames.group.rank, frames.group.size),
         )
-        self._prober = Prober(linker, self._transfers, executor)
+        breaker = Breaker(
+            clock,
+            patience_s=settings.lookup_timeout_s,
+            max_hanging=settings.max_hanging_lookups,
+        )
+        self._prober = Prober(linker, self._transfers, executor, breaker, self.counters)
         self._matcher = ExternalMatcher(
             tree=tree,
             requests=self._requests,
