@@ -9,7 +9,7 @@ from radixlink_contracts.errors import StaleHandleError
 from radixlink_linker._operation import OffloadOperation, Verdict
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable
 
     from radixlink_contracts import LinkedTreeCore, NodeId, TreeNodeView
     from radixlink_linker._component_transfers import ComponentTransfers
@@ -41,20 +41,12 @@ class Offloads:
         self._transfers = transfers
         self._linker = linker
         self._counters = counters
-        #: Nodes whose offload waits for the cap of operations, oldest first.
-        self._due: dict[NodeId, None] = {}
-
-    def __len__(self) -> int:
-        """How many nodes are due."""
-        return len(self._due)
-
-    def __iter__(self) -> Iterator[NodeId]:
-        """The nodes that are due, oldest first."""
-        return iter(self._due)
+        #: Nodes whose offload waits for the cap of operations, oldest first. Written only here.
+        self.due: dict[NodeId, None] = {}
 
     def add(self, node_ids: Iterable[NodeId]) -> None:
         """Offload nodes, root first; what is over the cap of operations waits for its turn."""
-        self._due.update(dict.fromkeys(node_ids))
+        self.due.update(dict.fromkeys(node_ids))
         self.start()
 
     def start(self) -> None:
@@ -63,7 +55,7 @@ class Offloads:
         A node that is being offloaded stays due for what came to it since.
         """
         over: list[NodeId] = []
-        for node_id in self._due:
+        for node_id in self.due:
             if not self._operations.has_room():
                 break
             try:
@@ -81,7 +73,7 @@ class Offloads:
             if not waits:
                 over.append(node_id)
         for node_id in over:
-            del self._due[node_id]
+            del self.due[node_id]
 
     def _offload_node(self, node: TreeNodeView) -> None:
         """Lock, mint, and hand one node to the linker."""
@@ -109,4 +101,4 @@ class Offloads:
 
     def clear(self) -> None:
         """Nothing is due any more."""
-        self._due.clear()
+        self.due.clear()

@@ -38,25 +38,26 @@ class OperationTable:
         self._clock = clock
         self._settings = settings
         self._page_size = page_size
-        self._operations: dict[OperationId, AnyOperation] = {}
+        #: By id, oldest first. Written only here.
+        self.live: dict[OperationId, AnyOperation] = {}
         #: Steps since attach or reset.
         self.step = 0
 
     def __len__(self) -> int:
         """How many."""
-        return len(self._operations)
+        return len(self.live)
 
     def __iter__(self) -> Iterator[AnyOperation]:
         """All, oldest first."""
-        return iter(self._operations.values())
+        return iter(self.live.values())
 
     def get(self, op: OperationId) -> AnyOperation | None:
         """The operation of an id; None for one that is over."""
-        return self._operations.get(op)
+        return self.live.get(op)
 
     def has_room(self) -> bool:
         """True while a frame has bits for one more."""
-        return len(self._operations) < self._settings.max_operations
+        return len(self.live) < self._settings.max_operations
 
     # -- the beginning and the end -----------------------------------------------------------------
 
@@ -67,16 +68,16 @@ class OperationTable:
     def add(self, operation: AnyOperation) -> None:
         """An operation that was just minted begins."""
         operation.minted_step = self.step
-        self._operations[operation.op] = operation
+        self.live[operation.op] = operation
 
     def remove(self, operation: AnyOperation) -> None:
         """It is over."""
-        del self._operations[operation.op]
+        del self.live[operation.op]
 
     def clear(self) -> list[AnyOperation]:
         """All are over, and steps are counted from 0 again. Returns them, oldest first."""
-        left = list(self._operations.values())
-        self._operations.clear()
+        left = list(self.live.values())
+        self.live.clear()
         self.step = 0
         return left
 
@@ -84,7 +85,7 @@ class OperationTable:
 
     def loads(self) -> list[LoadOperation]:
         """All loads, oldest first. Cost: O(operations)."""
-        return [one for one in self._operations.values() if isinstance(one, LoadOperation)]
+        return [one for one in self.live.values() if isinstance(one, LoadOperation)]
 
     def running_loads(self) -> list[LoadOperation]:
         """The layer-wise loads that some batch waits for or will, oldest first.
@@ -104,7 +105,7 @@ class OperationTable:
 
         Cost: O(operations).
         """
-        for load in self._operations.values():
+        for load in self.live.values():
             if (
                 isinstance(load, LoadOperation)
                 and load.verdict is Verdict.PENDING
@@ -122,13 +123,13 @@ class OperationTable:
         Returns:
             False where it says nothing new: its operation is over, or this rank had its verdict.
         """
-        operation = self._operations.get(completion.op)
+        operation = self.live.get(completion.op)
         return operation is not None and operation.note(
             completion.outcome, quiesced=completion.quiesced, why=completion.why
         )
 
     def expire(self, now: float) -> None:
         """What is late on this rank has failed here. Cost: O(operations)."""
-        for operation in self._operations.values():
+        for operation in self.live.values():
             if now >= operation.deadline:
                 operation.give_up("its deadline passed")

@@ -207,7 +207,7 @@ class UnifiedCacheLinkerWrapper:
     @property
     def num_outstanding(self) -> int:
         """Lookups, operations and offloads to come that are not over."""
-        return len(self._requests.lookups) + len(self._operations) + len(self._offloads)
+        return len(self._requests.lookups) + len(self._operations) + len(self._offloads.due)
 
     # -- what an engine calls ----------------------------------------------------------------------
 
@@ -259,9 +259,10 @@ class UnifiedCacheLinkerWrapper:
     def step(self) -> StepReport:
         """Exchange a frame where there is need, and act on it; see `LinkedPrefixCache.step`."""
         self._frames.check()
-        self._operations.step = step = self._operations.step + 1
+        operations = self._operations
+        operations.step = step = operations.step + 1
         self._requests.expire(step)
-        if not self.num_outstanding and (
+        if not (self._requests.lookups or operations.live or self._offloads.due) and (
             self._given_up or self._frames.alone or step % self._settings.heartbeat_steps
         ):
             return NOTHING_HAPPENED
@@ -270,7 +271,7 @@ class UnifiedCacheLinkerWrapper:
         now = self._clock.now()
         self._read_local_facts(now)
         agenda = Agenda.of(
-            list(self._operations),
+            list(operations),
             self._requests.lookups,
             self._settings,
             step=step,
@@ -344,7 +345,7 @@ class UnifiedCacheLinkerWrapper:
             self._slots.num_retired,
             *self._room.held,
             len(self._operations),
-            len(self._offloads),
+            len(self._offloads.due),
             len(self._written_off),
         ]
         facts += [operation.op << 2 | operation.verdict.value for operation in self._operations]
@@ -458,7 +459,7 @@ class UnifiedCacheLinkerWrapper:
                 (*self._operations, *self._written_off),
                 self._requests.published(),
             ),
-            due_offloads=tuple(self._offloads),
+            due_offloads=tuple(self._offloads.due),
             lookups=tuple(lookup.request_id for lookup in self._requests.lookups),
             staged=dict(zip(self._pools, self._room.held, strict=True)),
             num_retired=self._slots.num_retired,
