@@ -129,6 +129,7 @@ class Rank:
                 pools=self.device.group,
                 stores=[(entries[pool], store) for pool, store in self.stores.items()],
                 copier=CpuCopier(),
+                clock=clock,
             )
         )
         self.computing: list[Computation] = []

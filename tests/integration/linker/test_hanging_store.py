@@ -120,3 +120,35 @@ def test_threads_that_hang_are_not_many(make_replica: MakeReplica, num_ranks: in
     replica.ranks[-1].executor.held = False
     replica.ranks[-1].executor.release()
     assert replica.ask("after", TOKENS).external is ExternalMatch.HIT
+
+
+@both
+@pytest.mark.parametrize("call", ["open", "read"])
+def test_while_a_load_hangs_on_one_rank_others_fail_at_once_on_all(
+    make_replica: MakeReplica, num_ranks: int, call: str
+) -> None:
+    replica = make_replica(num_ranks, settings=SETTINGS, num_pages=64)
+    behind, new, after = range(11, 19), range(21, 29), range(31, 39)
+    for tokens in (TOKENS, behind, new, after):
+        replica.store(tokens)
+    store = replica.ranks[-1].store
+    store.hanging.add(call)
+    replica.queue("stuck", TOKENS)
+    replica.queue("behind", behind)
+    replica.start()
+    assert store.waiting.wait(10)
+    replica.clock.advance(5.0)
+    assert replica.step().failed == ("behind",)
+    # What comes new is refused by the rank whose store hangs; the verdict is that of all.
+    replica.queue("new", new)
+    replica.start()
+    assert replica.step().failed == ("new",)
+    explanation = replica.ranks[-1].cache.explain(RequestId("new"))
+    assert f"the store hangs: {call} has not returned for 5.0 s" in str(explanation)
+    replica.compute([41, 41])
+    assert replica.step().num_offloads_failed == 1
+    # The load whose call hangs is not given up before its deadline: the store comes back.
+    store.hanging.clear()
+    store.gate.set()
+    assert replica.settle().landed == ("stuck",)
+    assert replica.restore("after", after).landed == ("after",)
