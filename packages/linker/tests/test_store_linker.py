@@ -32,6 +32,7 @@ from radixlink_contracts import (
     PoolTransfer,
     RequestId,
     Staging,
+    StoreConfig,
 )
 from radixlink_contracts.errors import ContractError, StorageError, TransferTimeoutError
 from radixlink_linker import StoreLinker, StoreLinkerSettings
@@ -623,6 +624,27 @@ def test_a_touch_asks_for_all_pages_and_moves_none(world: World) -> None:
     assert "some page is gone" in second.why
     assert world.copier.copies == 0
     assert world.linker.counters.pages_touched == 4
+
+
+def test_what_is_touched_is_not_the_coldest_page_of_a_store_that_touches() -> None:
+    world = World()
+    store = InMemoryStoreFactory(StoreConfig(capacity_bytes=3 * PAGE_BYTES)).open(LAYOUT)
+    world.linker = StoreLinker(
+        pools={PoolName.KV: world.pool}, stores={PoolName.KV: store}, copier=world.copier
+    )
+    try:
+        for page in range(3):
+            keys = page_keys([page])
+            store.put(keys, page_parts(keys, LAYOUT))
+        touched = world.touch(0, 1)
+        world.idle()
+        assert world.offloads() == landed(touched)
+        world.fill(3, 5)
+        world.offload(3, 5)
+        world.idle()
+        assert store.open(page_keys(range(5)), 0.0).found == PageBits.of([0, 3, 4], 5)
+    finally:
+        world.end()
 
 
 def test_touches_that_wait_together_are_one_question(world: World) -> None:
