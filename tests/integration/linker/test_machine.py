@@ -49,10 +49,12 @@ FAULTS = st.sampled_from(
         ("raising", "start_layer_wise_loading"),
         ("raising", "cancel_queued_load"),
         ("raising", "offload"),
+        ("raising", "touch"),
         ("raising", "pop_completed_load"),
         ("raising", "pop_completed_offload"),
         ("refusing", "load"),
         ("refusing", "offload"),
+        ("refusing", "touch"),
         ("store", "contains"),
         ("store", "open"),
         ("store", "read"),
@@ -74,6 +76,8 @@ SETTINGS = LinkerSettings(
     write_off_steps=8,
     written_off_percent=100,
     backup_threshold=1,
+    touch_after_uses=4,
+    max_touches=2,
 )
 
 
