@@ -15,6 +15,7 @@ import attrs
 from typing_extensions import override
 
 from radixlink_contracts import (
+    BatchingLinker,
     Completion,
     Executor,
     LoadMode,
@@ -159,7 +160,7 @@ class SimulatedExecutor(Executor):
         self.held.clear()
 
 
-class SimulatedLinker(UnifiedCacheLinker, TouchingLinker):
+class SimulatedLinker(UnifiedCacheLinker, TouchingLinker, BatchingLinker):
     """One rank's backend.
 
     Thread: one at a time.
@@ -343,6 +344,13 @@ class SimulatedLinker(UnifiedCacheLinker, TouchingLinker):
         bits = PageBits((1 << found) - 1, count)
         watch.answered(request_id, bits)
         return PoolTransferResult(restorable_prefix_pages=bits)
+
+    @override
+    def lookup_batch(
+        self, questions: Sequence[tuple[RequestId, Sequence[PoolTransfer]]]
+    ) -> Sequence[PoolTransferResult]:
+        """`lookup` of several requests: what is raised for one is raised for all."""
+        return [self.lookup(request_id, transfers) for request_id, transfers in questions]
 
     @override
     def load(
