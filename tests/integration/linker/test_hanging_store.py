@@ -123,6 +123,28 @@ def test_threads_that_hang_are_not_many(make_replica: MakeReplica, num_ranks: in
 
 
 @both
+@pytest.mark.parametrize("by_hand", [False, True], ids=["batches", "one by one"])
+def test_no_more_than_one_task_finds_out_whether_the_store_is_back(
+    make_replica: MakeReplica, num_ranks: int, *, by_hand: bool
+) -> None:
+    replica = make_replica(num_ranks, settings=SETTINGS, by_hand=by_hand)
+    replica.store(TOKENS)
+    hang(replica)
+    replica.match("a", TOKENS)
+    replica.settle()
+    replica.clock.advance(SETTINGS.lookup_timeout_s)
+    for name in ("b", "c", "d"):
+        replica.match(name, TOKENS)
+    replica.step()
+    assert len(tasks(replica)) == 2
+    replica.clock.advance(SETTINGS.lookup_timeout_s)
+    replica.settle()
+    replica.ranks[-1].executor.held = False
+    replica.ranks[-1].executor.release()
+    assert replica.ask("after", TOKENS).external is ExternalMatch.HIT
+
+
+@both
 @pytest.mark.parametrize("call", ["open", "read"])
 def test_while_a_load_hangs_on_one_rank_others_fail_at_once_on_all(
     make_replica: MakeReplica, num_ranks: int, call: str

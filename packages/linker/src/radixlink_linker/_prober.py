@@ -3,7 +3,7 @@
 The lookups of one iteration are one task of the executor, and one question to each store, where the
 linker can take them together (`BatchingLinker`); otherwise each is a task of its own. Whatever goes
 wrong is a miss of the lookups that it befell. While a task hangs, new lookups are a miss at once, but
-for one batch in a while (see `Breaker`): each of them would wait for its deadline, and keep a thread.
+for one task in a while (see `Breaker`): each of them would wait for its deadline, and keep a thread.
 """
 
 from __future__ import annotations
@@ -67,12 +67,6 @@ class Prober:
         if not self._waiting:
             return
         lookups, self._waiting = self._waiting, []
-        hangs = self._breaker.refusal()
-        if hangs is not None:
-            self._counters.lookups_refused += len(lookups)
-            for lookup in lookups:
-                lookup.fail(hangs)
-            return
         if self._batching is not None:
             self._run(lookups, partial(_probe_together, lookups, self._batching, self._transfers))
             return
@@ -84,8 +78,14 @@ class Prober:
         self._waiting.clear()
 
     def _run(self, lookups: Sequence[Lookup], task: Callable[[], None]) -> None:
-        """Hand a task to the executor; one that is refused is a miss of its lookups."""
+        """Hand a task to the executor; where it cannot be, that is a miss of its lookups."""
         breaker = self._breaker
+        hangs = breaker.refusal()
+        if hangs is not None:
+            self._counters.lookups_refused += len(lookups)
+            for lookup in lookups:
+                lookup.fail(hangs)
+            return
         number = breaker.begin("lookup")
 
         def watched() -> None:
