@@ -59,11 +59,6 @@ class TreeNodeView(Protocol):
         ...
 
     @property
-    def held_stored(self) -> tuple[ComponentType, ...]:
-        """What it holds that every rank confirmed the store to hold, in the components' order."""
-        ...
-
-    @property
     def stored(self) -> bool:
         """True when nothing is unstored."""
         ...

@@ -241,12 +241,8 @@ class NodeView:
     @property
     def unstored(self) -> tuple[ComponentType, ...]:
         """What it holds and not every rank confirmed the store to hold."""
-        return _kinds(self._node.unstored)
-
-    @property
-    def held_stored(self) -> tuple[ComponentType, ...]:
-        """What it holds and every rank confirmed the store to hold."""
-        return _kinds(self._node.held_stored)
+        bits = self._node.unstored
+        return tuple(kind for kind in ComponentType if bits & 1 << kind)
 
     @property
     def stored(self) -> bool:
@@ -258,8 +254,3 @@ class NodeView:
         """The offload on its way."""
         marks = self._node.marks
         return None if marks is None else marks.pending
-
-
-def _kinds(bits: int) -> tuple[ComponentType, ...]:
-    """The components of some bits, in their order."""
-    return tuple(kind for kind in ComponentType if bits & 1 << kind)
