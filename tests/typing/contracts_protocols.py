@@ -13,6 +13,7 @@ import attrs
 import torch
 
 from radixlink_contracts import (
+    BatchingLinker,
     Completion,
     ComponentType,
     Copier,
@@ -36,6 +37,7 @@ from radixlink_contracts import (
     SlotAllocator,
     StateAllocator,
     StoreFactory,
+    TouchingLinker,
     TreeNodeView,
     UnifiedCacheLinker,
 )
@@ -215,6 +217,30 @@ class LinkerOfRequests(LinkerThatFits):
 
     def cancel_queued_load(self, op: RequestId) -> bool:  # type: ignore[override, explicit-override]
         return bool(op)
+
+
+class LinkerThatDoesMore(LinkerThatFits):
+    """A linker with both optional calls."""
+
+    def touch(self, ticket: OperationTicket, transfers: Sequence[PoolTransfer]) -> bool:
+        return not transfers
+
+    def lookup_batch(
+        self, questions: Sequence[tuple[RequestId, Sequence[PoolTransfer]]]
+    ) -> Sequence[PoolTransferResult]:
+        return [PoolTransferResult.empty(len(transfers[0].keys)) for _, transfers in questions]
+
+
+def optional_calls(
+    fits: LinkerThatFits, does_more: LinkerThatDoesMore, ticket: OperationTicket
+) -> None:
+    """What a linker may do beside."""
+    touching: TouchingLinker = does_more
+    batching: BatchingLinker = does_more
+    assert_type(touching.touch(ticket, []), bool)
+    assert_type(batching.lookup_batch([])[0], PoolTransferResult)
+    touching = fits  # type: ignore[assignment]
+    batching = fits  # type: ignore[assignment]
 
 
 def linkers(fits: LinkerThatFits) -> None:

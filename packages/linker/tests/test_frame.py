@@ -30,7 +30,7 @@ from radixlink_linker._frame import (
     write_frame,
 )
 from radixlink_linker._lookup import Lookup
-from radixlink_linker._operation import Operation, Verdict
+from radixlink_linker._operation import OffloadOperation, Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -41,9 +41,9 @@ ALL_ONES = (1 << 64) - 1
 DIGEST = 0x0123456789ABCDEF
 
 
-def operation(op: int) -> Operation:
+def operation(op: int) -> OffloadOperation:
     receipt = IncLockRefResult(receipt_id=ReceiptId(op), node_id=NodeId(op))
-    return Operation(OperationId(op), receipt, deadline=1e9)
+    return OffloadOperation(OperationId(op), receipt, deadline=1e9)
 
 
 def lookup(name: int, num_pages: int) -> Lookup:
@@ -70,7 +70,7 @@ class LocalOperation:
     verdict: Verdict
     quiesced: bool
 
-    def tell(self, target: Operation) -> None:
+    def tell(self, target: OffloadOperation) -> None:
         if self.verdict is not Verdict.PENDING:
             outcome = Outcome.LANDED if self.verdict is Verdict.DONE else Outcome.FAILED
             target.note(outcome, quiesced=self.quiesced)

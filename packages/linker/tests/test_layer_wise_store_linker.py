@@ -294,13 +294,13 @@ class World:
     def idle(self) -> None:
         """Return when the thread has nothing to do."""
         linker = self.linker
-        with linker._changed:
-            assert linker._changed.wait_for(
+        with linker._board._changed:
+            assert linker._board._changed.wait_for(
                 lambda: (
-                    not linker._running
-                    and not linker._batches
-                    and not linker._loads
-                    and not linker._offloads
+                    not linker._board._running
+                    and not linker._board._batches
+                    and not linker._board._loads
+                    and not linker._board._offloads
                 ),
                 10,
             )
@@ -751,8 +751,8 @@ def test_reset_and_close_let_a_batch_and_its_forward_go(end: str) -> None:
         if end == "reset":
             world.idle()
         else:
-            assert world.linker._thread is not None
-            assert ended(world.linker._thread)
+            assert world.linker._thread._thread is not None
+            assert ended(world.linker._thread._thread)
         # No slot was touched after it, and nothing is told.
         assert [world.layer(layer, 0) for layer in range(NUM_LAYERS)] == before
         assert world.empty(range(4, 6))
@@ -796,13 +796,13 @@ def test_reset_finds_what_has_just_left_its_queue(
     world = World()
     taken = Gate()
     name = "_run_batch" if what == "layer-wise load" else "_run"
-    run = getattr(world.linker, name)
+    run = getattr(world.linker._thread, name)
 
     def held(work: object) -> None:
         taken.enter()
         run(work)
 
-    monkeypatch.setattr(world.linker, name, held)
+    monkeypatch.setattr(world.linker._thread, name, held)
     try:
         world.put(0, 2)
         if what == "offload":

@@ -20,7 +20,7 @@ from radixlink_contracts import (
     RequestId,
 )
 from radixlink_linker._lookup import Lookup
-from radixlink_linker._operation import LoadOperation, Operation, Verdict
+from radixlink_linker._operation import LoadOperation, OffloadOperation, Verdict
 
 if TYPE_CHECKING:
     import torch
@@ -62,7 +62,7 @@ def key(tokens: list[int], namespace: Namespace | None = None) -> RadixKey:
 def test_a_rank_changes_each_of_its_facts_at_most_once(
     events: list[tuple[Outcome, bool] | None],
 ) -> None:
-    operation = Operation(OperationId(1), RECEIPT, deadline=1.0)
+    operation = OffloadOperation(OperationId(1), RECEIPT, deadline=1.0)
     verdicts, quiesced = [operation.local_verdict], [operation.local_quiesced]
     for event in events:
         if event is None:
@@ -81,7 +81,7 @@ def test_a_rank_changes_each_of_its_facts_at_most_once(
 
 
 def test_giving_up_says_nothing_about_the_slots() -> None:
-    operation = Operation(OperationId(1), RECEIPT, deadline=1.0)
+    operation = OffloadOperation(OperationId(1), RECEIPT, deadline=1.0)
     operation.give_up()
     assert (operation.local_verdict, operation.local_quiesced) == (Verdict.FAILED, False)
     assert not operation.note(Outcome.LANDED, quiesced=True)
@@ -89,7 +89,7 @@ def test_giving_up_says_nothing_about_the_slots() -> None:
 
 
 def test_an_agreed_verdict_stops_the_backend() -> None:
-    operation = Operation(OperationId(7), RECEIPT, deadline=1.0)
+    operation = OffloadOperation(OperationId(7), RECEIPT, deadline=1.0)
     assert (operation.ticket.op, operation.ticket.decided) == (7, False)
     operation.decide(Verdict.FAILED, step=5)
     assert operation.ticket.decided

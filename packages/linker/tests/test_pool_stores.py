@@ -200,16 +200,28 @@ class World:
 
     def idle(self) -> None:
         linker = self.linker
-        with linker._changed:
-            assert linker._changed.wait_for(
-                lambda: not linker._running and not linker._loads and not linker._offloads, 10
+        with linker._board._changed:
+            assert linker._board._changed.wait_for(
+                lambda: (
+                    not linker._board._running
+                    and not linker._board._loads
+                    and not linker._board._offloads
+                ),
+                10,
             )
 
     def lookup(self, num_pages: int, *, window: int = 2) -> list[int]:
         """Which lengths of the only series the stores can restore."""
+        transfers = self.asked(num_pages, window=window)
+        found = self.linker.lookup(RequestId("a"), transfers).restorable_prefix_pages
+        assert len(found) == num_pages
+        return [bit + 1 for bit in found]
+
+    def asked(self, num_pages: int, *, window: int = 2) -> tuple[PoolTransfer, ...]:
+        """What a lookup of so many pages of the only series asks for."""
         keys = page_keys(range(num_pages))
         window = min(window, num_pages)
-        transfers = (
+        return (
             PoolTransfer(name=PoolName.KV, keys=keys),
             PoolTransfer(
                 name=PoolName.SWA,
@@ -222,9 +234,6 @@ class World:
                 hit_policy=PoolHitPolicy.TRAILING_PAGES,
             ),
         )
-        found = self.linker.lookup(RequestId("a"), transfers).restorable_prefix_pages
-        assert len(found) == num_pages
-        return [bit + 1 for bit in found]
 
 
 def _bytes(place: str, key: bytes, layer_range: int, size: int) -> bytes:
@@ -304,6 +313,51 @@ def test_full_pages_are_put_last(world: World) -> None:
     expected = [states, windows, PoolName.INDEXER, PoolName.KV]
     assert list(dict.fromkeys(order)) == expected
     assert len(order) == len(world.stores)
+
+
+def test_several_lookups_are_one_question_to_each_object(world: World) -> None:
+    stored = world.transfers(0, 0, 5)
+    world.fill(*stored.values())
+    assert world.offload(*stored.values()) is Outcome.LANDED
+    _, store = world.of(PoolName.KV)[-1]
+    store.lost.add(page_keys([3])[0])
+    lengths = (5, 2, 1, 4)
+    alone = [world.linker.lookup(RequestId("a"), world.asked(length)) for length in lengths]
+    for _, store in world.stores:
+        store.calls.clear()
+    together = world.linker.lookup_batch(
+        [(RequestId(f"r{length}"), world.asked(length)) for length in lengths]
+    )
+    assert list(together) == alone
+    assert [result.found for result in together] == [result.found for result in alone]
+    assert all(store.calls == ["contains"] for _, store in world.stores)
+    assert world.linker.lookup_batch([]) == []
+
+
+def test_a_touch_of_several_nodes_is_one_question_to_each_object(world: World) -> None:
+    stored = world.transfers(0, 0, 5)
+    world.fill(*stored.values())
+    assert world.offload(*stored.values()) is Outcome.LANDED
+    stores = PoolStores(world.group, world.stores)
+    kv = PoolTransfer(name=PoolName.KV, keys=page_keys(range(2)))
+    tail = PoolTransfer(name=PoolName.KV, keys=page_keys(range(2, 5)))
+    window = PoolTransfer(name=PoolName.SWA, keys=page_keys([3, 4]))
+    state = PoolTransfer(name=PoolName.MAMBA, keys=page_keys([4]))
+    for _, store in world.stores:
+        store.calls.clear()
+    assert stores.touch([(kv,), (tail, window, state)]) == [True, True]
+    assert all(store.calls == ["contains"] for _, store in world.stores)
+    # One object of one page is enough.
+    for name, expected in (
+        (PoolName.KV, [True, False]),
+        (PoolName.SWA, [True, False]),
+        (PoolName.MAMBA, [True, False]),
+    ):
+        _, store = world.of(name)[-1]
+        store.lost.add(page_keys([4])[0])
+        assert stores.touch([(kv,), (tail, window, state)]) == expected
+        store.lost.clear()
+    assert stores.touch([]) == []
 
 
 class _Noted(list[str]):
@@ -387,7 +441,7 @@ def test_every_pool_has_a_store_of_its_own_layout() -> None:
     assert PoolStores(group, stores).sources == {PoolName.KV, PoolName.SWA, PoolName.MAMBA}
     without_indexer = PoolStores(group, stores[:-1])
     with pytest.raises(ContractError, match="none for one of indexer"):
-        without_indexer.restorable(World().transfers(0, 0, 3).values())  # type: ignore[arg-type]
+        without_indexer.restorable([list(World().transfers(0, 0, 3).values())])
     (kv, kv_store), *_ = stores
     states = stores[2][0]
     with pytest.raises(ContractError, match="expected a store of"):

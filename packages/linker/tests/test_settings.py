@@ -17,7 +17,7 @@ from radixlink_linker import LinkerSettings, StoreLinkerSettings
         ("frame_words", -1),
         ("staged_percent", 0),
         ("staged_percent", 101),
-        ("max_stagings", 0),
+        ("max_loads", 0),
         ("publish_lock_steps", -1),
         ("miss_steps", -1),
         ("heartbeat_steps", 0),

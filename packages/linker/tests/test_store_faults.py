@@ -136,9 +136,14 @@ class LinkerConsumer(StoreConsumer):
         for thread in self.lookups:
             thread.join()
         linker = self.linker
-        with linker._changed:
-            assert linker._changed.wait_for(
-                lambda: not linker._running and not linker._loads and not linker._offloads, 30
+        with linker._board._changed:
+            assert linker._board._changed.wait_for(
+                lambda: (
+                    not linker._board._running
+                    and not linker._board._loads
+                    and not linker._board._offloads
+                ),
+                30,
             )
         self.store.waiting.clear()
 
@@ -158,7 +163,7 @@ class LinkerConsumer(StoreConsumer):
         self, ticket: Ticket, count: Callable[[], int], pop: Callable[[], Completion]
     ) -> bool:
         """Wait for an operation as the ranks do: its slots are free once it is quiesced."""
-        changed = self.linker._changed
+        changed = self.linker._board._changed
         while not count():
             ticket.decided = self.store.waiting.is_set()
             with changed:

@@ -32,6 +32,7 @@ from radixlink_contracts import (
     PoolTransfer,
     RequestId,
     Staging,
+    StoreConfig,
 )
 from radixlink_contracts.errors import ContractError, StorageError, TransferTimeoutError
 from radixlink_linker import StoreLinker, StoreLinkerSettings
@@ -211,12 +212,25 @@ class World:
         assert self.linker.offload(ticket, [self.transfer(first, last, at)])
         return ticket
 
+    def touch(self, first: int, last: int) -> Ticket:
+        ticket = self.ticket()
+        transfer = attrs.evolve(self.transfer(first, last), device_indices=None)
+        assert self.linker.touch(ticket, [transfer])
+        return ticket
+
     def idle(self) -> None:
         """Return when the thread has nothing to do."""
         linker = self.linker
-        with linker._changed:
-            assert linker._changed.wait_for(
-                lambda: not linker._running and not linker._loads and not linker._offloads, 10
+        with linker._board._changed:
+            board = linker._board
+            assert board._changed.wait_for(
+                lambda: (
+                    not board._running
+                    and not board._loads
+                    and not board._offloads
+                    and not board._touches
+                ),
+                10,
             )
 
     def loads(self) -> list[Completion]:
@@ -281,7 +295,7 @@ def test_nothing_moves_before_the_start(world: World) -> None:
     world.put(0, 4)
     first, second = world.load(0, 2, start=False), world.load(2, 4, at=2, start=False)
     assert world.store.calls == []
-    assert world.linker._thread is None
+    assert world.linker._thread._thread is None
     world.linker.start_layer_wise_loading()
     world.idle()
     assert world.loads() == landed(first, second)
@@ -508,8 +522,8 @@ def test_reset_waits_for_the_copy_that_runs(world: World) -> None:
     resetting = threading.Thread(target=world.linker.reset)
     resetting.start()
     # It has dropped what was not begun, and waits.
-    with world.linker._changed:
-        assert world.linker._changed.wait_for(lambda: not world.linker._loads, 10)
+    with world.linker._board._changed:
+        assert world.linker._board._changed.wait_for(lambda: not world.linker._board._loads, 10)
     assert resetting.is_alive()
     world.copier.gate.set()
     resetting.join(10)
@@ -560,7 +574,7 @@ def test_a_close_that_a_copy_held_up_can_be_repeated() -> None:
         world.copier.gate.clear()
         world.load(0, 4)
         assert world.copier.waiting.wait(10)
-        thread = world.linker._thread
+        thread = world.linker._thread._thread
         assert thread is not None
         for _ in range(2):
             with pytest.raises(TransferTimeoutError):
@@ -578,7 +592,7 @@ def test_close_is_idempotent_and_takes_nothing_more(world: World) -> None:
     world.put(0, 4)
     world.load(0, 2)
     world.idle()
-    thread = world.linker._thread
+    thread = world.linker._thread._thread
     assert thread is not None
     for _ in range(2):
         world.linker.close()
@@ -586,6 +600,7 @@ def test_close_is_idempotent_and_takes_nothing_more(world: World) -> None:
     assert world.loads() == []
     assert not world.linker.load(world.ticket(), [world.transfer(0, 2)], LoadMode.STAGED)
     assert not world.linker.offload(world.ticket(), [world.transfer(0, 2)])
+    assert not world.linker.touch(world.ticket(), [world.transfer(0, 2)])
     assert world.linker.start_layer_wise_loading() is None
     assert not world.linker.cancel_queued_load(OperationId(2))
     world.linker.reset()
@@ -594,7 +609,115 @@ def test_close_is_idempotent_and_takes_nothing_more(world: World) -> None:
 def test_close_before_any_transfer(world: World) -> None:
     world.load(0, 2, start=False)
     world.linker.close()
-    assert world.linker._thread is None
+    assert world.linker._thread._thread is None
+
+
+# -- touches ---------------------------------------------------------------------------------------
+
+
+def test_a_touch_asks_for_all_pages_and_moves_none(world: World) -> None:
+    world.put(0, 4)
+    there, partly = world.touch(0, 4), world.touch(3, 6)
+    world.idle()
+    (first, second) = world.offloads()
+    assert (first, second) == (landed(there)[0], failed(partly)[0])
+    assert "some page is gone" in second.why
+    assert world.copier.copies == 0
+    assert world.linker.counters.pages_touched == 4
+
+
+def test_what_is_touched_is_not_the_coldest_page_of_a_store_that_touches() -> None:
+    world = World()
+    store = InMemoryStoreFactory(StoreConfig(capacity_bytes=3 * PAGE_BYTES)).open(LAYOUT)
+    world.linker = StoreLinker(
+        pools={PoolName.KV: world.pool}, stores={PoolName.KV: store}, copier=world.copier
+    )
+    try:
+        for page in range(3):
+            keys = page_keys([page])
+            store.put(keys, page_parts(keys, LAYOUT))
+        touched = world.touch(0, 1)
+        world.idle()
+        assert world.offloads() == landed(touched)
+        world.fill(3, 5)
+        world.offload(3, 5)
+        world.idle()
+        assert store.open(page_keys(range(5)), 0.0).found == PageBits.of([0, 3, 4], 5)
+    finally:
+        world.end()
+
+
+def test_touches_that_wait_together_are_one_question(world: World) -> None:
+    world.put(0, 8)
+    world.store.gate.clear()
+    world.store.hanging.add("contains")
+    first = world.touch(0, 1)
+    assert world.store.waiting.wait(10)
+    waiting = [world.touch(page, page + 1) for page in range(1, 8)]
+    assert world.offloads() == []
+    world.store.gate.set()
+    world.idle()
+    assert world.offloads() == landed(first, *waiting)
+    assert world.store.calls.count("contains") == 2
+
+
+def test_touches_go_behind_loads_and_before_offloads(world: World) -> None:
+    world.put(0, 4)
+    world.fill(8, 10, at=8)
+    world.store.gate.clear()
+    world.store.hanging.add("contains")
+    world.touch(0, 1)
+    assert world.store.waiting.wait(10)
+    before = len(world.store.calls)
+    world.offload(8, 10, at=8)
+    world.touch(0, 1)
+    world.load(0, 2)
+    world.store.gate.set()
+    world.idle()
+    order = dict.fromkeys(world.store.calls[before:])
+    assert list(order) == ["open", "read", "contains", "put"]
+
+
+def test_a_store_that_raises_fails_the_touches_that_asked_it(world: World) -> None:
+    world.put(0, 2)
+    world.store.raising.add("contains")
+    ticket = world.touch(0, 2)
+    world.idle()
+    (completion,) = world.offloads()
+    assert completion == failed(ticket)[0]
+    assert "StorageError" in completion.why
+    world.store.raising.clear()
+    again = world.touch(0, 2)
+    world.idle()
+    assert world.offloads() == landed(again)
+
+
+def test_a_touch_of_a_store_that_hangs_ends_with_the_ranks_verdict(world: World) -> None:
+    world.put(0, 2)
+    world.store.gate.clear()
+    world.store.hanging.add("contains")
+    ticket = world.touch(0, 2)
+    assert world.store.waiting.wait(10)
+    assert world.offloads() == []
+    ticket.decided = True
+    assert world.offloads() == failed(ticket)
+    world.store.gate.set()
+    world.idle()
+    assert world.offloads() == []
+
+
+def test_reset_drops_touches(world: World) -> None:
+    world.put(0, 2)
+    world.store.gate.clear()
+    world.store.hanging.add("contains")
+    world.touch(0, 1)
+    assert world.store.waiting.wait(10)
+    world.touch(1, 2)
+    world.linker.reset()
+    world.store.gate.set()
+    world.idle()
+    assert world.offloads() == []
+    assert world.store.calls.count("contains") == 1
 
 
 # -- the rest --------------------------------------------------------------------------------------
@@ -682,4 +805,4 @@ def test_keys_are_hashed_by_the_thread_that_moves(world: World) -> None:
     assert world.linker.load(world.ticket(), [transfer], LoadMode.STAGED)
     world.linker.start_layer_wise_loading()
     world.idle()
-    assert list(source.threads) == [world.linker._thread]
+    assert list(source.threads) == [world.linker._thread._thread]

@@ -38,6 +38,7 @@ class MakeReplica(Protocol):
         num_pages: int = 32,
         by_hand: bool = False,
         attach: bool = True,
+        one_shard: bool = False,
     ) -> Replica: ...
 
 
@@ -54,6 +55,7 @@ def make_replica() -> Iterator[MakeReplica]:
         num_pages: int = 32,
         by_hand: bool = False,
         attach: bool = True,
+        one_shard: bool = False,
     ) -> Replica:
         replica = Replica(
             num_ranks,
@@ -62,6 +64,7 @@ def make_replica() -> Iterator[MakeReplica]:
             num_pages=num_pages,
             by_hand=by_hand,
             attach=attach,
+            one_shard=one_shard,
         )
         made.append(replica)
         return replica

@@ -17,7 +17,7 @@ from radixlink_contracts.actions import (
     FreeSWA,
     MoveSWA,
 )
-from radixlink_linker._operation import LoadOperation, Verdict
+from radixlink_linker._operation import LoadOperation, LockingOperation, Verdict
 from radixlink_tree import check_invariants
 
 if TYPE_CHECKING:
@@ -172,7 +172,7 @@ def _staged(operation: LoadOperation, owned: Owned) -> None:
 def _operations(wrapper: UnifiedCacheLinkerWrapper | None) -> Iterator[Operation]:
     """Those that hold slots or locks."""
     if wrapper is not None:
-        yield from wrapper._operations.values()
+        yield from wrapper._operations
         yield from wrapper._written_off
 
 
@@ -180,7 +180,11 @@ def _receipts(rank: Rank) -> set[int]:
     """The locks that somebody can account for."""
     receipts = [computation.receipt for computation in rank.computing] + rank.locks
     wrapper = rank.cache._wrapper
-    receipts += [operation.receipt for operation in _operations(wrapper)]
+    receipts += [
+        operation.receipt
+        for operation in _operations(wrapper)
+        if isinstance(operation, LockingOperation)
+    ]
     if wrapper is not None:
         published = (request.published for request in wrapper._requests._requests.values())
         receipts += [receipt for receipt in published if receipt is not None]

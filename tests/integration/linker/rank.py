@@ -31,7 +31,7 @@ from radixlink_testing import InMemoryStoreFactory
 from radixlink_testing.linkers import FaultyPageStore, InlineExecutor, ManualClock, SyncLinker
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from tests.integration.linker.models import Model
 
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
         LinkerComponent,
         LoadBack,
         PageKeys,
+        PageStore,
         RadixKey,
         RankGroup,
         TreeNodeView,
@@ -83,12 +84,14 @@ class Rank:
         num_pages: int,
         by_hand: bool,
         clock: ManualClock,
+        shared: Mapping[PoolName, PageStore] | None = None,
     ) -> None:
         self.rank = group.rank
         self.model = model
         self.calls: list[str] = []
         self.group = CountingGroup(group, self.calls)
-        self.device = Device(model, num_pages, group.rank)
+        # Replicas hold the same bytes.
+        self.device = Device(model, num_pages, group.rank if shared is None else 0)
         self.allocator = self.device.allocator
         self.tree = model.tree()
         self.slots = DeviceSlots(
@@ -110,7 +113,11 @@ class Rank:
         )
         shard = Shard(index=group.rank, count=group.size)
         self.stores = {
-            pool: FaultyPageStore(InMemoryStoreFactory().open(model.layout(pool, shard)))
+            pool: FaultyPageStore(
+                InMemoryStoreFactory().open(model.layout(pool, shard))
+                if shared is None
+                else shared[pool]
+            )
             for pool in model.pools
         }
         self.store = self.stores[PoolName.KV]
@@ -122,6 +129,7 @@ class Rank:
                 pools=self.device.group,
                 stores=[(entries[pool], store) for pool, store in self.stores.items()],
                 copier=CpuCopier(),
+                clock=clock,
             )
         )
         self.computing: list[Computation] = []
@@ -362,13 +370,14 @@ class Rank:
             self.linker.run_all()
             return
         linker = self.linker
-        with linker._changed:
-            ended = linker._changed.wait_for(
+        with linker._board._changed:
+            ended = linker._board._changed.wait_for(
                 lambda: (
-                    not linker._running
-                    and not linker._batches
-                    and not linker._loads
-                    and not linker._offloads
+                    not linker._board._running
+                    and not linker._board._batches
+                    and not linker._board._loads
+                    and not linker._board._offloads
+                    and not linker._board._touches
                 ),
                 10,
             )

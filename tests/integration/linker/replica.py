@@ -11,8 +11,9 @@ from tests.integration.linker.models import FULL
 from tests.integration.linker.rank import Rank
 
 from radixlink_comm import SingleRank, ThreadGroup
-from radixlink_contracts import ExternalMatch, LoadWaiting, RequestId, StepReport
+from radixlink_contracts import ExternalMatch, LoadWaiting, RequestId, Shard, StepReport
 from radixlink_linker import LinkerSettings
+from radixlink_testing import InMemoryStoreFactory
 from radixlink_testing.linkers import ManualClock
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
     from tests.integration.linker.models import Model
 
-    from radixlink_contracts import LoadBack, MatchResult, RankGroup
+    from radixlink_contracts import LoadBack, MatchResult, PageStore, PoolName, RankGroup
 
 _T = TypeVar("_T")
 
@@ -39,11 +40,18 @@ class Replica:
         num_pages: int = 32,
         by_hand: bool = False,
         attach: bool = True,
+        one_shard: bool = False,
     ) -> None:
         groups: Sequence[RankGroup] = (
             [SingleRank()] if num_ranks == 1 else ThreadGroup.create(num_ranks)
         )
         self.clock = ManualClock()
+        shared: dict[PoolName, PageStore] | None = None
+        if one_shard:
+            shared = {
+                pool: InMemoryStoreFactory().open(model.layout(pool, Shard()))
+                for pool in model.pools
+            }
         self.ranks = [
             Rank(
                 group,
@@ -52,6 +60,7 @@ class Replica:
                 num_pages=num_pages,
                 by_hand=by_hand,
                 clock=self.clock,
+                shared=shared,
             )
             for group in groups
         ]

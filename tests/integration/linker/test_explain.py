@@ -81,6 +81,7 @@ def test_every_match_leaves_its_cause(make_replica: MakeReplica, num_ranks: int)
     for rank in replica.ranks:
         rank.executor.held = True
     replica.match("a", TOKENS)
+    replica.start()
     assert causes(replica, "a") is HitCause.ASKED
     for rank in replica.ranks:
         assert not asked(rank, "a").ready

@@ -314,9 +314,9 @@ def test_reset_recovers_from_trees_that_differed(make_replica: MakeReplica) -> N
 
 def test_unlike_settings_are_refused_on_all_ranks(make_replica: MakeReplica) -> None:
     replica = make_replica(2, attach=False)
-    replica.ranks[0].cache._settings = LinkerSettings(max_stagings=3)
+    replica.ranks[0].cache._settings = LinkerSettings(max_loads=3)
     found = errors(replica.outcomes(lambda rank: rank.cache.init_cache_linker(rank.linker)))
-    assert "max_stagings=3" in found[1].by_rank[0]
+    assert "max_loads=3" in found[1].by_rank[0]
     for rank in replica.ranks:
         assert rank.cache.counters is None
         assert rank.tree._offloads.threshold is None

@@ -172,6 +172,7 @@ def test_match_asks_once_and_again_for_a_longer_key(make_replica: MakeReplica) -
     assert calls.count("lookup") == 2
     replica.release("a")
     replica.match("a", TOKENS)
+    replica.start()
     assert calls.count("lookup") == 3
 
 
@@ -220,9 +221,10 @@ def test_a_lookup_runs_off_the_scheduler_thread(make_replica: MakeReplica) -> No
     replica.store(TOKENS)
     (rank,) = replica.ranks
     executor = ThreadExecutor(num_threads=1)
-    rank.cache._wrapper._executor = executor  # type: ignore[union-attr]
+    rank.cache._wrapper._prober._executor = executor  # type: ignore[union-attr]
     rank.store.hanging.add("contains")
     rank.match("a", TOKENS)
+    replica.start()
     assert rank.store.waiting.wait(10)
     assert threading.current_thread() is threading.main_thread()
     # A slow lookup keeps no step waiting.

@@ -23,10 +23,20 @@ from radixlink_contracts import (
 )
 from radixlink_linker import DeviceSlots, UnifiedCacheLinkerWrapper
 from radixlink_linker._frame import AgreedFrame, read_frame, replicated_digest, write_frame
+from radixlink_linker._loads import Loads
 from radixlink_linker._lookup import Lookup
-from radixlink_linker._operation import LoadOperation, Operation, Verdict
+from radixlink_linker._matcher import ExternalMatcher
+from radixlink_linker._offloads import Offloads
+from radixlink_linker._operation import (
+    LoadOperation,
+    LockingOperation,
+    OffloadOperation,
+    Operation,
+    Verdict,
+)
 from radixlink_linker._ranks import FrameExchange
 from radixlink_linker._requests import RequestTable
+from radixlink_linker._touches import Touches
 from radixlink_testing.simulator import Plan, Rule, plan_of, run, scenarios
 from radixlink_tree import UnifiedTreeCore, hash_pages
 
@@ -45,6 +55,7 @@ if TYPE_CHECKING:
         TreeNodeView,
     )
     from radixlink_linker._frame import Agenda, FrameKind
+    from radixlink_linker._operation import AnyOperation, TouchOperation
     from radixlink_linker._report import ReportBuilder
     from radixlink_linker._requests import Request
     from radixlink_linker._settings import LinkerSettings
@@ -82,9 +93,9 @@ def publish_at_load_back(patch: Patch) -> None:
     def load_back(self: Wrapper, request: RequestKV, mode: LoadMode) -> LoadBack:
         answer = original(self, request, mode)
         if isinstance(answer, LoadWaiting):
-            operation = self._operations[answer.operation_id]
+            operation = self._operations.get(answer.operation_id)
             if isinstance(operation, LoadOperation) and operation.request_id is not None:
-                self._commit(operation)
+                self._loads.commit(operation)
         return answer
 
     patch.setattr(Wrapper, "load_back", load_back)
@@ -95,15 +106,15 @@ def leave_what_was_published_unlocked(patch: Patch) -> None:
 
 
 def stage_without_a_cap(patch: Patch) -> None:
-    original = Wrapper._begin_load
+    original = Loads._begin
 
     def begin_load(
-        self: Wrapper, request: RequestKV, entry: Request, device: MatchResult, mode: LoadMode
+        self: Loads, request: RequestKV, entry: Request, device: MatchResult, mode: LoadMode
     ) -> LoadBack:
         self._room._caps = self._slots.sizes
         return original(self, request, entry, device, mode)
 
-    patch.setattr(Wrapper, "_begin_load", begin_load)
+    patch.setattr(Loads, "_begin", begin_load)
 
 
 def stage_for_ever(patch: Patch) -> None:
@@ -112,7 +123,7 @@ def stage_for_ever(patch: Patch) -> None:
     def load_back(self: Wrapper, request: RequestKV, mode: LoadMode) -> LoadBack:
         entry = self._requests.get(request.request_id)
         if entry is not None:
-            entry.num_stagings = 0
+            entry.num_loads = 0
         return original(self, request, mode)
 
     patch.setattr(Wrapper, "load_back", load_back)
@@ -121,7 +132,7 @@ def stage_for_ever(patch: Patch) -> None:
 def keep_the_duplicates_of_a_commit(patch: Patch) -> None:
     original = Wrapper._give_back
 
-    def give_back(self: Wrapper, operation: Operation) -> None:
+    def give_back(self: Wrapper, operation: AnyOperation) -> None:
         if isinstance(operation, LoadOperation):
             operation.surplus.clear()
         original(self, operation)
@@ -186,15 +197,15 @@ def end_a_load_that_others_wait_for(patch: Patch) -> None:
 
 
 def evict_before_the_lock(patch: Patch) -> None:
-    original = Wrapper._begin_load
+    original = Loads._begin
 
     def begin_load(
-        self: Wrapper, request: RequestKV, entry: Request, device: MatchResult, mode: LoadMode
+        self: Loads, request: RequestKV, entry: Request, device: MatchResult, mode: LoadMode
     ) -> LoadBack:
         self._slots.make_room(self._slots.allocator.size)
         return original(self, request, entry, device, mode)
 
-    patch.setattr(Wrapper, "_begin_load", begin_load)
+    patch.setattr(Loads, "_begin", begin_load)
 
 
 def load_behind_whatever_the_device_has(patch: Patch) -> None:
@@ -211,33 +222,35 @@ def load_behind_whatever_the_device_has(patch: Patch) -> None:
 
 
 def answer_a_refusal_at_once(patch: Patch) -> None:
-    original = Wrapper._begin_load
+    original = Loads._begin
 
     def begin_load(
-        self: Wrapper, request: RequestKV, entry: Request, device: MatchResult, mode: LoadMode
+        self: Loads, request: RequestKV, entry: Request, device: MatchResult, mode: LoadMode
     ) -> LoadBack:
         answer = original(self, request, entry, device, mode)
         if entry.load is not None and entry.load.local_verdict is Verdict.FAILED:
             return LoadMiss(reason="the backend refused")
         return answer
 
-    patch.setattr(Wrapper, "_begin_load", begin_load)
+    patch.setattr(Loads, "_begin", begin_load)
 
 
 def mint_no_offload_that_is_refused(patch: Patch) -> None:
-    original = Wrapper._offload_node
+    original = Offloads._offload_node
 
-    def offload_node(self: Wrapper, node: TreeNodeView) -> None:
+    def offload_node(self: Offloads, node: TreeNodeView) -> None:
         known = set(self._operations)
         original(self, node)
-        for op in [op for op in self._operations if op not in known]:
-            operation = self._operations[op]
-            if operation.local_verdict is Verdict.FAILED:
-                del self._operations[op]
-                self._tree.finish_offload(op, stored=False)
+        for operation in [one for one in self._operations if one not in known]:
+            if (
+                isinstance(operation, OffloadOperation)
+                and operation.local_verdict is Verdict.FAILED
+            ):
+                self._operations.remove(operation)
+                self._tree.finish_offload(operation.op, stored=False)
                 self._tree.dec_lock_ref(operation.receipt.to_dec_params())
 
-    patch.setattr(Wrapper, "_offload_node", offload_node)
+    patch.setattr(Offloads, "_offload_node", offload_node)
 
 
 # -- 4: frames -------------------------------------------------------------------------------------
@@ -363,25 +376,27 @@ def exchange_twice(patch: Patch) -> None:
 
 
 def name_requests_in_the_order_of_a_set(patch: Patch) -> None:
-    original = Wrapper._tell_waiters
+    original = Loads.tell_waiters
 
-    def tell(self: Wrapper, operation: LoadOperation, report: ReportBuilder) -> None:
+    def tell(self: Loads, operation: LoadOperation, report: ReportBuilder) -> None:
         operation.waiters[:] = set(operation.waiters)
         original(self, operation, report)
 
-    patch.setattr(Wrapper, "_tell_waiters", tell)
+    patch.setattr(Loads, "tell_waiters", tell)
 
 
 # -- 5: match --------------------------------------------------------------------------------------
 
 
 def ask_the_store_within_match(patch: Patch) -> None:
-    def ask(self: Wrapper, key: RadixKey, request_id: RequestId, device: MatchResult) -> None:
+    def ask(
+        self: ExternalMatcher, key: RadixKey, request_id: RequestId, device: MatchResult
+    ) -> None:
         deadline = self._clock.now() + self._settings.lookup_timeout_s
         lookup = self._requests.ask(key, request_id, device, deadline)
-        lookup.probe(self.linker, self._transfers)
+        lookup.probe(self._prober._linker, self._prober._transfers)
 
-    patch.setattr(Wrapper, "_ask", ask)
+    patch.setattr(ExternalMatcher, "_ask", ask)
 
 
 def answer_otherwise_the_second_time(patch: Patch) -> None:
@@ -434,13 +449,23 @@ def decide_alone(patch: Patch) -> None:
 
 
 def take_every_offload_for_stored(patch: Patch) -> None:
-    original = Wrapper._decide_offload
+    original = Offloads.decide
 
-    def decide(self: Wrapper, operation: Operation, report: ReportBuilder) -> None:
+    def decide(self: Offloads, operation: OffloadOperation, report: ReportBuilder) -> None:
         operation.verdict = Verdict.DONE
         original(self, operation, report)
 
-    patch.setattr(Wrapper, "_decide_offload", decide)
+    patch.setattr(Offloads, "decide", decide)
+
+
+def take_every_touch_for_present(patch: Patch) -> None:
+    original = Touches.decide
+
+    def decide(self: Touches, operation: TouchOperation) -> None:
+        operation.verdict = Verdict.DONE
+        original(self, operation)
+
+    patch.setattr(Touches, "decide", decide)
 
 
 def offer_what_was_restored(patch: Patch) -> None:
@@ -485,9 +510,10 @@ def unverified(seed: int) -> Plan:
 def release_a_lock_twice(patch: Patch) -> None:
     original = Wrapper._give_back
 
-    def give_back(self: Wrapper, operation: Operation) -> None:
+    def give_back(self: Wrapper, operation: AnyOperation) -> None:
         original(self, operation)
-        self._tree.dec_lock_ref(operation.receipt.to_dec_params())
+        if isinstance(operation, LockingOperation):
+            self._tree.dec_lock_ref(operation.receipt.to_dec_params())
 
     patch.setattr(Wrapper, "_give_back", give_back)
 
@@ -624,6 +650,7 @@ MUTANTS: Final = (
     ),
     Mutant(name="no frame with the others", rule=Rule.GROUP, breaks=decide_alone),
     Mutant(name="stored without all ranks", rule=Rule.STORED, breaks=take_every_offload_for_stored),
+    Mutant(name="touched without all ranks", rule=Rule.STORED, breaks=take_every_touch_for_present),
     Mutant(name="restored pages are offered", rule=Rule.STORED, breaks=offer_what_was_restored),
     Mutant(
         name="a hash without what is before",

@@ -6,7 +6,7 @@ What you implement, by what you are:
 
 * a store backend: `PageStore` and `StoreFactory` (no torch, no tree, no ranks);
 * an engine: `RequestKV` and `SlotAllocator`; you call `PrefixCache` and `LinkedPrefixCache`;
-* a transfer engine of your own: `UnifiedCacheLinker`;
+* a transfer engine of your own: `UnifiedCacheLinker`, and `TouchingLinker` and `BatchingLinker` if it can;
 * a tree or a component: `LinkedTreeCore`, `LinkerComponent`;
 * a way for ranks to talk: `RankGroup`; a device: `Copier`, `Fence`, `DevicePool`.
 
@@ -60,10 +60,12 @@ from radixlink_contracts._keys import (
     RadixKey,
 )
 from radixlink_contracts._linker import (
+    BatchingLinker,
     Completion,
     LoadMode,
     OperationTicket,
     Outcome,
+    TouchingLinker,
     UnifiedCacheLinker,
 )
 from radixlink_contracts._locks import (
@@ -96,6 +98,7 @@ __all__ = [
     "POOL_OF",
     "AdoptedRanges",
     "BatchIndex",
+    "BatchingLinker",
     "ByteRegion",
     "CacheIdentity",
     "Clock",
@@ -167,6 +170,7 @@ __all__ = [
     "StoreConfig",
     "StoreFactory",
     "Touchable",
+    "TouchingLinker",
     "TreeCore",
     "TreeNodeView",
     "UnifiedCacheLinker",

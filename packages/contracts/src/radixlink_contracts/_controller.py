@@ -110,7 +110,7 @@ class PrefixCache(Protocol):
     """
 
     def match_prefix(self, params: MatchPrefixParams) -> MatchResult:
-        """Match a request; the first match with a request id also submits its external lookup.
+        """Match a request; the first match with a request id also opens its external lookup.
 
         When: for each waiting request, before admission; again whenever `step` names it.
         A request id names one sequence, which may grow; release it before it is used for another.
@@ -181,7 +181,7 @@ class PrefixCache(Protocol):
         ...
 
     def ready_to_load_host_cache(self) -> BatchIndex | None:
-        """Start all queued loads.
+        """Start all queued loads, and ask the store for what was matched or prefetched since the last time.
 
         Returns:
             What this rank's forward of the batch waits on (`LayerCounter.set_consumer`); None for nothing.
@@ -296,10 +296,13 @@ class LinkedPrefixCache(PrefixCache, Protocol):
         """
         ...
 
-    def prefetch(self, params: MatchPrefixParams) -> None:
-        """Submit the lookup of a request before its first match.
+    def prefetch(self, *params: MatchPrefixParams) -> None:
+        """Ask the store for requests before their first match.
 
-        When: as soon as the request is known to all ranks.
+        What is asked for in one iteration, here or by a first match, is one question to each store, submitted by
+        `ready_to_load_host_cache`, or by the next `step` at the latest.
+
+        When: as soon as the requests are known to all ranks.
         """
         ...
 

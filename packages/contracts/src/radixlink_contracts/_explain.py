@@ -53,6 +53,7 @@ class OperationKind(enum.Enum):
     STAGED_LOAD = "staged load"
     LAYER_WISE_LOAD = "layer-wise load"
     OFFLOAD = "offload"
+    TOUCH = "touch"
 
 
 @attrs.frozen(kw_only=True)
@@ -62,13 +63,13 @@ class OperationStatus:
     Attributes:
         op: Its id.
         kind: What it does.
-        request_id: Whom a load is for; None for an offload, and once the request is gone.
+        request_id: Whom a load is for; None for all else, and once the request is gone.
         queued: A load that was not started.
         verdict: What the ranks agreed on; None while it is pending.
         local: This rank's own verdict; None while it has none.
         quiesced: This rank touches its slots no more.
         age: Steps since it was minted.
-        node_id: The end of the path that it locks.
+        node_id: The end of the path that it locks; of a touch, which locks nothing, the node.
         slots: How many of each pool it reads or writes.
         waiters: Requests that wait for it.
     """
@@ -93,10 +94,11 @@ class OperationStatus:
         agreed = "pending" if self.verdict is None else self.verdict.value
         here = "pending" if self.local is None else self.local.value
         touched = "quiesced" if self.quiesced else "not quiesced"
+        verb = "touches" if self.kind is OperationKind.TOUCH else "locks"
         waited = f", waited for by {_listed(self.waiters)}" if self.waiters else ""
         return (
             f"{self.kind.value} {self.op}{whom}{state}: agreed {agreed}, here {here} and {touched}, "
-            f"{self.age} steps old, locks node {self.node_id}, moves {_counted(self.slots)}{waited}"
+            f"{self.age} steps old, {verb} node {self.node_id}, moves {_counted(self.slots)}{waited}"
         )
 
 

@@ -108,6 +108,8 @@ class InsertResult:
         cache_actions: What the caller must do now, in this order.
         adopted_ranges: Which ranges of the value the tree took; None where nobody asked.
         mamba_exist: The end already had a state, so the caller keeps its own.
+        hot_nodes: Nodes of the path, root first, that are stored and used again long after the store was last known
+            to have used them: to be touched there. Empty without a linker that touches.
     """
 
     prefix_len: int
@@ -116,6 +118,7 @@ class InsertResult:
     cache_actions: tuple[CacheAction, ...] = ()
     adopted_ranges: AdoptedRanges | None = None
     mamba_exist: bool = False
+    hot_nodes: tuple[NodeId, ...] = ()
 
     def record_adopted_range(self, component: ComponentType, start: int, end: int) -> None:
         """Add [start, end) to what the tree took of one component; nothing where nobody asked."""

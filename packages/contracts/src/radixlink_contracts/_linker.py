@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import attrs
 
@@ -179,4 +179,49 @@ class UnifiedCacheLinker(Protocol):
 
     def close(self) -> None:
         """`reset`, and release everything. Idempotent."""
+        ...
+
+
+@runtime_checkable
+class TouchingLinker(Protocol):
+    """What a `UnifiedCacheLinker` may offer beside: to keep pages in the store that nobody reads there.
+
+    A head that the device always has is never read from the store, and would be its coldest page. A linker without
+    this call works as ever; no page is touched then. All ranks have it, or none.
+    """
+
+    def touch(self, ticket: OperationTicket, transfers: Sequence[PoolTransfer]) -> bool:
+        """Queue the touching of one node: raise the recency of its pages, and find out whether all are there.
+
+        The transfers name keys; they have no slots. It ends as an offload does, with a completion among those of the
+        offloads: LANDED where all pages are there, else FAILED.
+
+        Thread: the scheduler's; no store is asked within the call.
+
+        Returns:
+            False where it is refused.
+        """
+        ...
+
+
+@runtime_checkable
+class BatchingLinker(Protocol):
+    """What a `UnifiedCacheLinker` may offer beside: to look several requests up at once.
+
+    A linker without this call is asked for each request by itself.
+    """
+
+    def lookup_batch(
+        self, questions: Sequence[tuple[RequestId, Sequence[PoolTransfer]]]
+    ) -> Sequence[PoolTransferResult]:
+        """`lookup` for several requests, with as few calls of the store as may be.
+
+        Args:
+            questions: Who asks, and the transfers of its lookup.
+
+        Returns:
+            One result for each question, in their order. What it raises is a miss of all of them.
+
+        Thread: an executor's; several at once.
+        """
         ...

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from array import array
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import attrs
 
@@ -248,6 +248,7 @@ class PageStore(Protocol):
         ...
 
 
+@runtime_checkable
 class Touchable(Protocol):
     """A store that can raise the recency of pages without reading them. Without it, `contains` is used."""
 

@@ -212,16 +212,19 @@ class TreeCore(Protocol):
 class LinkedTreeCore(TreeCore, Protocol):
     """What a tree offers beyond `TreeCore` so that a linker can be attached."""
 
-    def attach_linker(self, *, backup_threshold: int) -> None:
+    def attach_linker(self, *, backup_threshold: int, touch_after: int | None = None) -> None:
         """From now on insert emits `BackupKV` for nodes used `backup_threshold` times that are not stored.
 
         A node that is being offloaded is named again only where it has what that offload does not take.
 
         Args:
             backup_threshold: 1 offers each node at its first insert.
+            touch_after: An insert names in `hot_nodes` what is stored of its path and was stored, restored or touched
+                at least so many uses of the tree (matches and inserts) ago. None: nothing.
 
         Raises:
             InvalidTransitionError: A linker is attached already.
+            ContractError: A number is below 1.
         """
         ...
 
@@ -277,6 +280,25 @@ class LinkedTreeCore(TreeCore, Protocol):
 
         Raises:
             InvalidTransitionError: No node is being offloaded by it.
+        """
+        ...
+
+    def mark_touch_pending(self, node_id: NodeId, operation_id: OperationId) -> None:
+        """What the node holds and the store is known to hold is being touched by this operation; no lock is needed.
+
+        Raises:
+            StaleHandleError: There is no such node.
+            InvalidTransitionError: Nothing of it is stored, or another operation touches it. Nothing changes.
+        """
+        ...
+
+    def finish_touch(self, operation_id: OperationId, *, present: bool) -> None:
+        """The touch ended: all of it was there on all ranks, or it is unstored, so that it is offered again.
+
+        So is what was split off the node since; of what was evicted since, nothing remains to be said.
+
+        Raises:
+            InvalidTransitionError: No node is being touched by it.
         """
         ...
 

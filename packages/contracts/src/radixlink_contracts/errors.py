@@ -141,7 +141,7 @@ class TransferError(LinkError):
     """A transfer of pages failed; the cause is chained.
 
     Attributes:
-        direction: "load" or "offload".
+        direction: "load", "offload" or "touch".
         pages: How many pages it moved.
     """
 

@@ -10,7 +10,9 @@ from radixlink_linker._counters import LinkerCounters
 from radixlink_linker._runtime import MonotonicClock, ThreadExecutor
 from radixlink_linker._settings import LinkerSettings
 from radixlink_linker._slots import DeviceSlots
-from radixlink_linker._store_linker import StoreLinker, StoreLinkerCounters, StoreLinkerSettings
+from radixlink_linker._store_linker import StoreLinker
+from radixlink_linker._store_linker_counters import StoreLinkerCounters
+from radixlink_linker._store_linker_settings import StoreLinkerSettings
 from radixlink_linker._wrapper import UnifiedCacheLinkerWrapper
 
 __all__ = [

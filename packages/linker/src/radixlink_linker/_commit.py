@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, assert_never
 
 import attrs
 
-from radixlink_contracts import IncLockRefParams, InsertOrigin, InsertParams
+from radixlink_contracts import ComponentType, IncLockRefParams, InsertOrigin, InsertParams
 from radixlink_contracts.actions import (
     BackupKV,
     FreeDeviceKV,
@@ -69,7 +69,10 @@ def commit_load(
     if state is not None and result.mamba_exist:
         operation.surplus.append(FreeMambaSlots(slots=(state,)))
     transfers.commit(operation.transfers, end, result)
-    if operation.running is not None and operation.surplus:
+    # Where the tree took all full slots, the request runs on the tree's already.
+    adopted = result.adopted_ranges
+    assert adopted is not None, "they were asked for"
+    if operation.running is not None and adopted.ranges(ComponentType.FULL) != ((start, end),):
         canonical = tree.path_indices(result.last_device_node)
         operation.running.repoint(start, canonical[start:end])
     operation.receipt = tree.inc_lock_ref(IncLockRefParams(node_id=result.last_device_node))

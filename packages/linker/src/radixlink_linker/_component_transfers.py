@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, assert_never
 
+import attrs
+
 from radixlink_contracts import ComponentType, ExternalLinkerLoadPhase, LinkerTransferPhase
 
 if TYPE_CHECKING:
@@ -44,11 +46,20 @@ class ComponentTransfers:
 
     def offload(self, node: TreeNodeView) -> tuple[PoolTransfer, ...]:
         """What no store is known to hold of a node, in the components' order; empty for nothing."""
+        return self._of_node(node, stored=False)
+
+    def touch(self, node: TreeNodeView) -> tuple[PoolTransfer, ...]:
+        """What a node holds and the store is known to hold, without slots: nothing is moved."""
+        transfers = self._of_node(node, stored=True)
+        return tuple(attrs.evolve(transfer, device_indices=None) for transfer in transfers)
+
+    def _of_node(self, node: TreeNodeView, *, stored: bool) -> tuple[PoolTransfer, ...]:
+        """What a node holds that is stored, or is not, in the components' order."""
         unstored = node.unstored
         built = (
             component.build_external_linker_transfer(LinkerTransferPhase.OFFLOAD, node, None)
             for component in self._components
-            if component.component_type in unstored
+            if (component.component_type in unstored) is not stored
         )
         return tuple(transfer for transfer in built if transfer is not None)
 

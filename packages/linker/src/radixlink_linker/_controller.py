@@ -153,19 +153,23 @@ class UnifiedRadixCache(LinkedPrefixCache):
         return self._wrapper.match(params.key, params.request_id, device)
 
     @override
-    def prefetch(self, params: MatchPrefixParams) -> None:
-        """Submit the lookup of a request in advance; see `LinkedPrefixCache.prefetch`."""
-        self.match_prefix(params)
+    def prefetch(self, *params: MatchPrefixParams) -> None:
+        """Ask the store for requests in advance; see `LinkedPrefixCache.prefetch`."""
+        for one in params:
+            self.match_prefix(one)
 
     @override
     def insert(self, params: InsertParams) -> InsertResult:
-        """Insert, free the duplicates, and offload what is due; see `PrefixCache.insert`."""
+        """Insert, free the duplicates, offload what is due and touch what is hot; see `PrefixCache.insert`."""
         if self._wrapper is not None:
             self._frames.check()
         result = self._tree.insert(params)
         due = self._slots.apply_retiring(result.cache_actions)
-        if self._wrapper is not None and due:
-            self._wrapper.offload(due)
+        if self._wrapper is not None:
+            if due:
+                self._wrapper.offload(due)
+            if result.hot_nodes:
+                self._wrapper.touch(result.hot_nodes)
         return result
 
     @override

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, assert_never
 
 from radixlink_contracts import (
     Explanation,
@@ -17,28 +17,39 @@ from radixlink_contracts import (
     PoolAnswer,
     PoolHitPolicy,
 )
-from radixlink_linker._operation import LoadOperation, Verdict
+from radixlink_linker._operation import (
+    LoadOperation,
+    LockingOperation,
+    OffloadOperation,
+    TouchOperation,
+    Verdict,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from radixlink_contracts import IncLockRefResult, ReceiptId, RequestId
     from radixlink_linker._lookup import Lookup
-    from radixlink_linker._operation import Operation
+    from radixlink_linker._operation import AnyOperation
     from radixlink_linker._requests import Request
 
 _OUTCOMES = {Verdict.PENDING: None, Verdict.DONE: Outcome.LANDED, Verdict.FAILED: Outcome.FAILED}
 
 
-def status_of(operation: Operation, step: int) -> OperationStatus:
+def status_of(operation: AnyOperation, step: int) -> OperationStatus:
     """An operation, as it is in a step."""
     load = operation if isinstance(operation, LoadOperation) else None
-    if load is None:
-        kind = OperationKind.OFFLOAD
-    elif load.mode is LoadMode.STAGED:
-        kind = OperationKind.STAGED_LOAD
-    else:
-        kind = OperationKind.LAYER_WISE_LOAD
+    match operation:
+        case LoadOperation(mode=LoadMode.STAGED):
+            kind = OperationKind.STAGED_LOAD
+        case LoadOperation():
+            kind = OperationKind.LAYER_WISE_LOAD
+        case OffloadOperation():
+            kind = OperationKind.OFFLOAD
+        case TouchOperation():
+            kind = OperationKind.TOUCH
+        case _:
+            assert_never(operation)
     return OperationStatus(
         op=operation.op,
         kind=kind,
@@ -48,7 +59,7 @@ def status_of(operation: Operation, step: int) -> OperationStatus:
         local=_OUTCOMES[operation.local_verdict],
         quiesced=operation.local_quiesced,
         age=step - operation.minted_step,
-        node_id=operation.receipt.node_id,
+        node_id=operation.node_id,
         slots=operation.slots,
         waiters=() if load is None else tuple(load.waiters),
     )
@@ -63,7 +74,7 @@ def explanation_of(
     rank: int,
     num_ranks: int,
     step: int,
-    waits_for: Operation | None,
+    waits_for: AnyOperation | None,
 ) -> Explanation:
     """Why the last match of a request said what it said."""
     lookup = request.lookup
@@ -76,7 +87,7 @@ def explanation_of(
         hit_pages=request.hit_len // page_size,
         lookup=None if lookup is None else _answer_of(lookup, page_size, agreed=request.answered),
         waits_for=None if waits_for is None else status_of(waits_for, step),
-        num_loads=request.num_stagings,
+        num_loads=request.num_loads,
         max_loads=max_loads,
         failures=tuple(
             LoadFailure(op=failure.op, age=step - failure.step, here=failure.here, why=failure.why)
@@ -111,11 +122,15 @@ def _answer_of(lookup: Lookup, page_size: int, *, agreed: bool) -> LookupAnswer:
 
 def locks_of(
     receipts: Iterable[IncLockRefResult],
-    operations: Iterable[Operation],
+    operations: Iterable[AnyOperation],
     published: Mapping[ReceiptId, RequestId],
 ) -> tuple[LockHolder, ...]:
     """Who holds each lock: an operation, what was restored for a request, or else the engine."""
-    held_by = {operation.receipt.receipt_id: operation.op for operation in operations}
+    held_by = {
+        operation.receipt.receipt_id: operation.op
+        for operation in operations
+        if isinstance(operation, LockingOperation)
+    }
     return tuple(
         LockHolder(
             receipt_id=receipt.receipt_id,

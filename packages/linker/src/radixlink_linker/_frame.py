@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from radixlink_linker._lookup import Lookup
-    from radixlink_linker._operation import Operation
+    from radixlink_linker._operation import AnyOperation
     from radixlink_linker._settings import LinkerSettings
 
 _ALL_ONES: Final = (1 << WORD_BITS) - 1
@@ -79,16 +79,16 @@ class Agenda:
         rank_words: Words that hold a bit for each rank.
     """
 
-    operations: Sequence[Operation]
+    operations: Sequence[AnyOperation]
     asking: Sequence[Lookup] = ()
     masks: Sequence[tuple[Lookup, int]] = ()
-    overdue: Sequence[Operation] = ()
+    overdue: Sequence[AnyOperation] = ()
     rank_words: int = 1
 
     @classmethod
     def of(
         cls,
-        operations: Sequence[Operation],
+        operations: Sequence[AnyOperation],
         lookups: Sequence[Lookup],
         settings: LinkerSettings,
         *,

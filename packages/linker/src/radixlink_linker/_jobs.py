@@ -1,4 +1,4 @@
-"""`Job`: one operation, as the thread of a `StoreLinker` gets it."""
+"""`Job`: one operation, as the transfer thread of a `StoreLinker` gets it."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ if TYPE_CHECKING:
 
 @attrs.define(kw_only=True, eq=False)
 class Job:
-    """One operation. The last two fields are guarded by the linker's condition.
+    """One operation. The last two fields are guarded by the board's lock.
 
     Attributes:
         ticket: The operation.
         transfers: What to move.
-        direction: "load" or "offload".
+        direction: "load", "offload" or "touch"; a touch has no slots.
         layer_wise: A load that goes layer by layer, together with others.
         copying: A copy touches its slots.
         over: It touches no slot any more, and nothing more is told of it.
@@ -27,7 +27,7 @@ class Job:
 
     ticket: OperationTicket
     transfers: tuple[PoolTransfer, ...]
-    direction: Literal["load", "offload"]
+    direction: Literal["load", "offload", "touch"]
     layer_wise: bool = False
     copying: bool = False
     over: bool = False
@@ -36,6 +36,15 @@ class Job:
     def num_pages(self) -> int:
         """Pages of all pools."""
         return sum(len(transfer.keys) for transfer in self.transfers)
+
+    def ask(self) -> None:
+        """Return while its slots may be touched.
+
+        Raises:
+            TransferError: The ranks decided the operation, or the linker was reset.
+        """
+        if self.ticket.decided or self.over:
+            raise self.failed("it was given up")
 
     def failed(self, why: str) -> TransferError:
         """The error of a job that did not come through."""
@@ -57,4 +66,15 @@ class LayerWiseBatch:
     """
 
     index: BatchIndex
+    jobs: tuple[Job, ...]
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class TouchBatch:
+    """Touches that waited for the thread together: the stores are asked once for all of them.
+
+    Attributes:
+        jobs: The touches, oldest first.
+    """
+
     jobs: tuple[Job, ...]

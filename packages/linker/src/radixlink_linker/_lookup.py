@@ -11,15 +11,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from radixlink_contracts import PageBits
+from radixlink_linker._runtime import give_way
 from radixlink_linker._settings import WORD_BITS
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from radixlink_contracts import (
         PageKeySource,
         PoolName,
         PoolTransfer,
+        PoolTransferResult,
         RadixKey,
         RequestId,
         UnifiedCacheLinker,
@@ -85,15 +87,34 @@ class Lookup:
 
     def probe(self, linker: UnifiedCacheLinker, components: ComponentTransfers) -> None:
         """Hash the tail and ask this rank's store. Whatever goes wrong is a miss. Thread: any, once."""
+        transfers = self.prepare(components)
+        if transfers is None:
+            return
+        try:
+            result = linker.lookup(self.request_id, transfers)
+        except Exception as error:  # noqa: BLE001 -- whatever a backend raises is this rank's miss
+            self.fail(repr(error))
+        else:
+            self.told(transfers, result)
+
+    def prepare(self, components: ComponentTransfers) -> Sequence[PoolTransfer] | None:
+        """Hash the tail, and say what is to be asked; None where that went wrong, which is a miss.
+
+        Thread: any, once.
+        """
         try:
             transfers = components.lookup(self.keys)
             if transfers is None:
                 self.fail("a component takes no part")
-                return
-            result = linker.lookup(self.request_id, transfers)
-        except Exception as error:  # noqa: BLE001 -- whatever a backend raises is this rank's miss
+                return None
+            self.keys.resolve(give_way)
+        except Exception as error:  # noqa: BLE001 -- whatever a component raises is this rank's miss
             self.fail(repr(error))
-            return
+            return None
+        return transfers
+
+    def told(self, transfers: Sequence[PoolTransfer], result: PoolTransferResult) -> None:
+        """Take in what this rank's linker said of some transfers. Thread: any, once."""
         answer = result.restorable_prefix_pages
         if {len(answer), *map(len, result.found.values())} != {self.num_pages}:
             self.fail(f"expected an answer for {self.num_pages} pages, got {len(answer)}")

@@ -1,4 +1,4 @@
-"""`Operation`: a load or an offload, from its minting until no rank touches its slots.
+"""`Operation`: a load, an offload or a touch, from its minting until no rank touches its slots.
 
 Two columns. What this rank knows is local: a verdict and whether it is quiesced, each of which
 changes once (pending to failed or done, busy to quiesced). What the ranks agreed on comes from
@@ -16,7 +16,7 @@ the next frame.
 from __future__ import annotations
 
 import enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from radixlink_contracts import LoadMode, Outcome
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from radixlink_contracts import (
         IncLockRefResult,
+        NodeId,
         OperationId,
         PoolName,
         PoolTransfer,
@@ -64,25 +65,19 @@ class Ticket:
 
 
 class Operation:
-    """What loads and offloads have in common."""
+    """What all operations have in common."""
 
     def __init__(
-        self,
-        op: OperationId,
-        receipt: IncLockRefResult,
-        deadline: float,
-        transfers: tuple[PoolTransfer, ...] = (),
+        self, op: OperationId, deadline: float, transfers: tuple[PoolTransfer, ...] = ()
     ) -> None:
         """An operation that all ranks have just minted.
 
         Args:
             op: Its id.
-            receipt: The lock that it holds.
             deadline: This rank's own moment to give it up.
             transfers: One for each component that takes part, in the components' order.
         """
         self.op = op
-        self.receipt = receipt
         self.deadline = deadline
         self.transfers = transfers
         self.ticket = Ticket(op)
@@ -140,7 +135,27 @@ class Operation:
         self.ticket.decided = True
 
 
-class LoadOperation(Operation):
+class LockingOperation(Operation):
+    """An operation that moves bytes: it holds a lock until every rank is quiesced."""
+
+    def __init__(
+        self,
+        op: OperationId,
+        receipt: IncLockRefResult,
+        deadline: float,
+        transfers: tuple[PoolTransfer, ...] = (),
+    ) -> None:
+        """An operation with its lock."""
+        super().__init__(op, deadline, transfers)
+        self.receipt = receipt
+
+    @property
+    def node_id(self) -> NodeId:
+        """The end of the path that it locks."""
+        return self.receipt.node_id
+
+
+class LoadOperation(LockingOperation):
     """A load: owns its slots until COMMIT."""
 
     def __init__(
@@ -207,5 +222,25 @@ class LoadOperation(Operation):
         return ours[start:stop] == theirs[start:stop] and ours[:start] == theirs[:start]
 
 
-class OffloadOperation(Operation):
+class OffloadOperation(LockingOperation):
     """The storing of one node; the lock keeps its slots until every rank is quiesced."""
+
+
+class TouchOperation(Operation):
+    """The touching of one node in the store. It has no slots and no lock, so it is quiesced always."""
+
+    def __init__(
+        self,
+        op: OperationId,
+        node_id: NodeId,
+        deadline: float,
+        transfers: tuple[PoolTransfer, ...] = (),
+    ) -> None:
+        """A touch of what is stored of a node, which may be split or evicted since."""
+        super().__init__(op, deadline, transfers)
+        self.node_id = node_id
+        self.local_quiesced = True
+
+
+AnyOperation: TypeAlias = LoadOperation | OffloadOperation | TouchOperation
+"""Every kind of operation."""

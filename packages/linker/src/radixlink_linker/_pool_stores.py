@@ -6,12 +6,19 @@ from typing import TYPE_CHECKING
 
 from typing_extensions import override
 
-from radixlink_contracts import PageBits, PoolGroup, PoolName, PoolTransferResult
+from radixlink_contracts import (
+    PageBits,
+    PageKeys,
+    PoolGroup,
+    PoolName,
+    PoolTransferResult,
+    Touchable,
+)
 from radixlink_contracts.errors import ContractError
 from radixlink_linker._runtime import give_way
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from radixlink_contracts import DevicePool, PageStore, PoolTransfer
 
@@ -125,27 +132,105 @@ class PoolStores:
         """The physical transfers of a load or an offload: any part of what there is."""
         return self._group.resolve(transfers, allow_partial=True, allow_missing_kv=True)
 
-    def restorable(self, transfers: Sequence[PoolTransfer]) -> PoolTransferResult:
-        """Which prefixes all stores together can restore, and what each pool has for it.
+    def touch(self, nodes: Sequence[Sequence[PoolTransfer]]) -> list[bool]:
+        """Raise the recency of the pages of nodes; each store is asked once for all of them.
+
+        Returns:
+            For each node whether all its pages are there.
+        """
+        places: list[int] = []
+        questions: list[tuple[PageStore, PageKeys]] = []
+        for place, transfers in enumerate(nodes):
+            for pool, transfer in self.resolve(transfers):
+                places.append(place)
+                questions.append((self.store_of(pool), transfer.keys.resolve(give_way)))
+        present = [True] * len(nodes)
+        for place, bits in zip(places, _ask_together(questions, _touch), strict=True):
+            present[place] = present[place] and bits.complete
+        return present
+
+    def restorable(self, lookups: Sequence[Sequence[PoolTransfer]]) -> list[PoolTransferResult]:
+        """Which prefixes all stores together can restore, and what each pool has for them.
+
+        Each store is asked once for all lookups.
 
         Args:
-            transfers: Of a lookup, the one of KV with all pages.
+            lookups: The transfers of each, the one of KV with all pages.
 
         Raises:
-            ContractError: KV is not among them.
+            ContractError: KV is not among the transfers of one, or a store answers for other pages.
         """
-        kv = [transfer for transfer in transfers if transfer.name is PoolName.KV]
-        if not kv:
-            msg = f"lookup: expected at least one transfer, of KV, got {[transfer.name for transfer in transfers]}"
+        keys_of = [_kv_keys(transfers) for transfers in lookups]
+        resolved_of = [self._group.resolve(transfers) for transfers in lookups]
+        answers = iter(
+            _ask_together(
+                [
+                    (self.store_of(pool), keys)
+                    for keys, resolved in zip(keys_of, resolved_of, strict=True)
+                    for pool, _ in resolved
+                ],
+                _contains,
+            )
+        )
+        results: list[PoolTransferResult] = []
+        for keys, resolved in zip(keys_of, resolved_of, strict=True):
+            lengths = PageBits.all(len(keys)) if resolved else PageBits.none(len(keys))
+            found: dict[PoolName, PageBits] = {}
+            for pool, transfer in resolved:
+                there = next(answers)
+                lengths &= transfer.restorable(there)
+                # A page of several objects is there when all of them are.
+                before = found.get(pool.name)
+                found[pool.name] = there if before is None else before & there
+            results.append(PoolTransferResult(restorable_prefix_pages=lengths, found=found))
+        return results
+
+
+def _kv_keys(transfers: Sequence[PoolTransfer]) -> PageKeys:
+    """The keys of all pages of a lookup.
+
+    Raises:
+        ContractError: KV is not among its transfers.
+    """
+    for transfer in transfers:
+        if transfer.name is PoolName.KV:
+            return transfer.keys.resolve(give_way)
+    msg = f"lookup: expected at least one transfer, of KV, got {[transfer.name for transfer in transfers]}"
+    raise ContractError(msg)
+
+
+def _contains(store: PageStore, keys: PageKeys) -> PageBits:
+    return store.contains(keys)
+
+
+def _touch(store: PageStore, keys: PageKeys) -> PageBits:
+    return store.touch(keys) if isinstance(store, Touchable) else store.contains(keys)
+
+
+def _ask_together(
+    questions: Sequence[tuple[PageStore, PageKeys]],
+    ask: Callable[[PageStore, PageKeys], PageBits],
+) -> list[PageBits]:
+    """The answer to each question, for which each store is asked once.
+
+    Raises:
+        ContractError: A store answers for other pages than it was asked about.
+    """
+    # By place, since stores need not be hashable; no order comes of the ids.
+    places_of: dict[int, list[int]] = {}
+    for place, (store, _) in enumerate(questions):
+        places_of.setdefault(id(store), []).append(place)
+    answers = [PageBits.none(0)] * len(questions)
+    for places in places_of.values():
+        store = questions[places[0]][0]
+        keys = PageKeys(b"".join([questions[place][1].data for place in places]))
+        there = ask(store, keys)
+        if len(there) != len(keys):
+            msg = f"store: expected an answer for {len(keys)} pages, got {len(there)}"
             raise ContractError(msg)
-        keys = kv[0].keys.resolve(give_way)
-        resolved = self._group.resolve(transfers)
-        lengths = PageBits.all(len(keys)) if resolved else PageBits.none(len(keys))
-        found: dict[PoolName, PageBits] = {}
-        for pool, transfer in resolved:
-            there = self.store_of(pool).contains(keys)
-            lengths &= transfer.restorable(there)
-            # A page of several objects is there when all of them are.
-            before = found.get(pool.name)
-            found[pool.name] = there if before is None else before & there
-        return PoolTransferResult(restorable_prefix_pages=lengths, found=found)
+        mask = there.mask
+        for place in places:
+            count = len(questions[place][1])
+            answers[place] = PageBits(mask & ((1 << count) - 1), count)
+            mask >>= count
+    return answers

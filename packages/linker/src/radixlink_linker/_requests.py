@@ -60,7 +60,7 @@ class Request:
         lookup: The question, answered or not; None when no more is to be had.
         answered: The lookup's mask is agreed.
         load: Its own load that is not over.
-        num_stagings: Loads that were begun for it.
+        num_loads: Loads that were begun for it.
         published: The lock on what was restored for it.
         cause: Why its last match said what it said; None before there is one. Like all below, it is
             for explanations: nothing is decided of it.
@@ -75,7 +75,7 @@ class Request:
     lookup: Lookup | None = None
     answered: bool = False
     load: LoadOperation | None = None
-    num_stagings: int = 0
+    num_loads: int = 0
     published: IncLockRefResult | None = None
     cause: HitCause | None = None
     device_len: int = 0
@@ -116,6 +116,12 @@ class RequestTable:
     def remember(self, request_id: RequestId) -> Request:
         """What is agreed about a request; from now on that is something."""
         return self._requests.setdefault(request_id, Request())
+
+    def wait_for(self, operation: LoadOperation, request_id: RequestId) -> None:
+        """Tell a request when a load ends; one that is new here is remembered for that."""
+        if request_id not in operation.waiters:
+            operation.waiters.append(request_id)
+        self.remember(request_id)
 
     # -- lookups -----------------------------------------------------------------------------------
 

@@ -23,7 +23,7 @@ class LinkerSettings:
         max_lookups: Lookups that one frame asks about.
         staged_percent: How much of each pool staged loads may hold at once. A window or a state is
             needed whole, so that one load alone may hold more of theirs.
-        max_stagings: How many loads of either mode one request may have before it computes.
+        max_loads: How many loads of either mode one request may have before it computes.
         publish_lock_steps: Steps for which a restored path stays locked for its request.
         miss_steps: Steps for which the pages of a failed load count as missing.
         heartbeat_steps: Every so many steps an idle group exchanges a frame all the same.
@@ -31,8 +31,15 @@ class LinkerSettings:
             up until `reset`.
         written_off_percent: How much of a pool may be given up so before the linker is.
         backup_threshold: Uses of a node before it is offered to the store.
+        touch_after_uses: Uses of the tree (matches and inserts) after which a stored node that is
+            used again is touched in the store.
+        max_touches: Touches that may be on the way at once.
+        storing_ranks: For each rank the one that stores for it: itself, or one that holds the same
+            bytes and lends its shard of the store to all that do. Empty: each stores its own.
         step_timeout_s: Seconds in which every rank must have entered a frame: an engine's watchdog.
         lookup_timeout_s: Seconds after which a lookup counts as a miss.
+        max_hanging_lookups: With so many tasks of the executor that are on their way while one
+            hangs, none is added to find out whether the store is back.
         transfer_timeout_s: Seconds after which a load or an offload counts as failed.
     """
 
@@ -40,15 +47,19 @@ class LinkerSettings:
     max_operations: int = 64
     max_lookups: int = 256
     staged_percent: int = 25
-    max_stagings: int = 2
+    max_loads: int = 2
     publish_lock_steps: int = 256
     miss_steps: int = 64
     heartbeat_steps: int = 64
     write_off_steps: int = 1024
     written_off_percent: int = 5
     backup_threshold: int = 1
+    touch_after_uses: int = 1024
+    max_touches: int = 8
+    storing_ranks: tuple[int, ...] = ()
     step_timeout_s: float = 300.0
     lookup_timeout_s: float = 5.0
+    max_hanging_lookups: int = 4
     transfer_timeout_s: float = 30.0
 
     def __attrs_post_init__(self) -> None:
@@ -57,13 +68,16 @@ class LinkerSettings:
             ("max_operations", 1, WORD_BITS),
             ("max_lookups", 1, 64 * WORD_BITS),
             ("staged_percent", 1, 100),
-            ("max_stagings", 1, 1 << 30),
+            ("max_loads", 1, 1 << 30),
             ("publish_lock_steps", 0, 1 << 30),
             ("miss_steps", 0, 1 << 30),
             ("heartbeat_steps", 1, 1 << 30),
             ("write_off_steps", 1, 1 << 30),
             ("written_off_percent", 0, 100),
             ("backup_threshold", 1, 1 << 30),
+            ("touch_after_uses", 1, 1 << 30),
+            ("max_touches", 0, WORD_BITS),
+            ("max_hanging_lookups", 1, 1 << 30),
             ("step_timeout_s", 1e-3, 1e6),
             ("lookup_timeout_s", 0.0, 1e6),
             ("transfer_timeout_s", 0.0, 1e6),
@@ -79,6 +93,23 @@ class LinkerSettings:
                 f"for {self.max_lookups} lookups, got {self.frame_words}"
             )
             raise ContractError(msg)
+
+    def stores(self, rank: int, num_ranks: int) -> bool:
+        """True for a rank that stores: its own bytes, and for those that hold the same.
+
+        Raises:
+            ContractError: The storing ranks are not of so many ranks, or one does not store itself.
+        """
+        by = self.storing_ranks
+        if not by:
+            return True
+        if len(by) != num_ranks or any(one not in range(num_ranks) or by[one] != one for one in by):
+            msg = (
+                f"LinkerSettings: expected storing_ranks to name, for each of {num_ranks} ranks, "
+                f"one that stores for itself, got {by}"
+            )
+            raise ContractError(msg)
+        return by[rank] == rank
 
     @property
     def fingerprint(self) -> str:

@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from radixlink_contracts import PoolName
-    from radixlink_linker._operation import Operation
+    from radixlink_linker._operation import AnyOperation
 
 
 class WriteOffs:
@@ -25,9 +25,9 @@ class WriteOffs:
             percent: How much of a pool may be.
         """
         self._caps = {pool: size * percent // 100 for pool, size in sizes.items()}
-        self._ranks: dict[Operation, tuple[int, ...]] = {}
+        self._ranks: dict[AnyOperation, tuple[int, ...]] = {}
 
-    def __iter__(self) -> Iterator[Operation]:
+    def __iter__(self) -> Iterator[AnyOperation]:
         """The operations, oldest first."""
         return iter(self._ranks)
 
@@ -35,11 +35,11 @@ class WriteOffs:
         """How many operations."""
         return len(self._ranks)
 
-    def add(self, operation: Operation, ranks: tuple[int, ...]) -> None:
+    def add(self, operation: AnyOperation, ranks: tuple[int, ...]) -> None:
         """Write one off that these ranks did not let go of."""
         self._ranks[operation] = ranks
 
-    def ranks_of(self, operation: Operation) -> tuple[int, ...]:
+    def ranks_of(self, operation: AnyOperation) -> tuple[int, ...]:
         """Who did not let go of an operation, ascending."""
         return self._ranks[operation]
 

@@ -22,6 +22,7 @@ from radixlink_contracts import (
     PageBits,
     PoolName,
     PoolTransferResult,
+    TouchingLinker,
     UnifiedCacheLinker,
 )
 from radixlink_contracts.errors import ContractError, InvalidTransitionError, StorageError
@@ -165,9 +166,10 @@ class _Held:
     transfers: tuple[PoolTransfer, ...]
     is_load: bool
     started: bool
+    is_touch: bool = False
 
 
-class SyncLinker(UnifiedCacheLinker):
+class SyncLinker(UnifiedCacheLinker, TouchingLinker):
     """Moves bytes between device pools and stores within `run`, and says nothing by itself.
 
     Thread: one.
@@ -186,7 +188,7 @@ class SyncLinker(UnifiedCacheLinker):
         self._copier = copier
         #: Methods that raise a `StorageError`.
         self.raising: set[str] = set()
-        #: Methods that refuse: "load" or "offload".
+        #: Methods that refuse: "load", "offload" or "touch".
         self.refusing: set[str] = set()
         #: The calls so far, by name.
         self.calls: list[str] = []
@@ -203,7 +205,7 @@ class SyncLinker(UnifiedCacheLinker):
 
     @property
     def started(self) -> tuple[OperationId, ...]:
-        """Loads that were started and offloads, oldest first."""
+        """Loads that were started, offloads and touches, oldest first."""
         return tuple(op for op, held in self._held.items() if held.started)
 
     def run(self, op: OperationId) -> Outcome:
@@ -217,10 +219,8 @@ class SyncLinker(UnifiedCacheLinker):
             outcome = Outcome.FAILED
         else:
             try:
-                done = all(
-                    self._load(transfer) if held.is_load else self._offload(transfer)
-                    for transfer in held.transfers
-                )
+                move = self._load if held.is_load else self._offload
+                done = all(map(self._touch if held.is_touch else move, held.transfers))
             except StorageError:
                 done = False
             outcome = Outcome.LANDED if done else Outcome.FAILED
@@ -320,6 +320,16 @@ class SyncLinker(UnifiedCacheLinker):
         return True
 
     @override
+    def touch(self, ticket: OperationTicket, transfers: Sequence[PoolTransfer]) -> bool:
+        """Take the touching of a node."""
+        self._enter("touch")
+        if "touch" in self.refusing:
+            return False
+        self._hold(ticket, transfers, is_load=False)
+        self._held[ticket.op].is_touch = True
+        return True
+
+    @override
     def num_completed_offloads(self) -> int:
         """How many offload completions wait."""
         return len(self._completed_offloads)
@@ -366,6 +376,9 @@ class SyncLinker(UnifiedCacheLinker):
                 return False
             self._copier.scatter(pool.region(layer_range, rows), staging.tensor).wait(1.0)
         return True
+
+    def _touch(self, transfer: PoolTransfer) -> bool:
+        return self._stores[transfer.name].contains(transfer.keys.resolve()).complete
 
     def _offload(self, transfer: PoolTransfer) -> bool:
         pool, store = self._pools[transfer.name], self._stores[transfer.name]

@@ -207,9 +207,10 @@ class UnifiedTreeCore(RadixStructure):
             mamba_exist = self._insert_end(node, total, params, actions, adopted)
         if node.queued is None:
             self._queue.offer(node)
+        hot: tuple[NodeId, ...] = ()
         threshold = self._offloads.threshold
         if threshold is not None:
-            due = self._offloads.count_insert(node, total, params, threshold)
+            due, hot = self._offloads.count_insert(node, total, params, threshold, self._tick)
             if due:
                 actions.append(BackupKV(node_ids=due))
         return InsertResult(
@@ -219,6 +220,7 @@ class UnifiedTreeCore(RadixStructure):
             cache_actions=tuple(actions),
             adopted_ranges=adopted,
             mamba_exist=mamba_exist,
+            hot_nodes=hot,
         )
 
     def _overlap(
@@ -450,9 +452,9 @@ class UnifiedTreeCore(RadixStructure):
 
     # -- what a linker adds ------------------------------------------------------------------------
 
-    def attach_linker(self, *, backup_threshold: int) -> None:
+    def attach_linker(self, *, backup_threshold: int, touch_after: int | None = None) -> None:
         """Start to offer nodes; see `LinkedTreeCore.attach_linker`."""
-        self._offloads.attach(backup_threshold)
+        self._offloads.attach(backup_threshold, touch_after)
 
     def detach_linker(self) -> None:
         """Be as without a linker; see `LinkedTreeCore.detach_linker`."""
@@ -470,4 +472,12 @@ class UnifiedTreeCore(RadixStructure):
 
     def finish_offload(self, operation_id: OperationId, *, stored: bool) -> None:
         """The offload ended; see `LinkedTreeCore.finish_offload`."""
-        self._offloads.finish(operation_id, stored=stored)
+        self._offloads.finish(operation_id, self._tick, stored=stored)
+
+    def mark_touch_pending(self, node_id: NodeId, operation_id: OperationId) -> None:
+        """The node is being touched in the store; see `LinkedTreeCore.mark_touch_pending`."""
+        self._offloads.mark_touching(self._find(node_id), operation_id)
+
+    def finish_touch(self, operation_id: OperationId, *, present: bool) -> None:
+        """The touch ended; see `LinkedTreeCore.finish_touch`."""
+        self._offloads.finish_touch(operation_id, self._tick, present=present)

@@ -111,6 +111,12 @@ def _store_faults(tree: UnifiedTreeCore, node: Node, name: str) -> Iterator[str]
         yield f"{name} is being offloaded by {marks.pending} with parts {marks.pending_bits:#b}"
     if marks.pending is not None and node not in tree._offloads.pending.get(marks.pending, ()):
         yield f"{name} is being offloaded by {marks.pending}, which does not know it"
+    if marks.touching_bits & ~marks.stored:
+        yield f"{name} is being touched for what is not stored of it"
+    if (marks.touching is None) != (marks.touching_bits == 0):
+        yield f"{name} is being touched by {marks.touching} for parts {marks.touching_bits:#b}"
+    if marks.touching is not None and node not in tree._offloads.touching.get(marks.touching, ()):
+        yield f"{name} is being touched by {marks.touching}, which does not know it"
     if marks.chain is not None and marks.chain.tokens != node.tokens:
         yield f"{name} has the keys of other tokens"
 
@@ -140,6 +146,10 @@ def _ledger_faults(tree: UnifiedTreeCore) -> Iterator[str]:
         for node in offloaded:
             if node.marks is None or node.marks.pending != operation:
                 yield f"node {node.node_id} does not know its offload {operation}"
+    for operation, touched in tree._offloads.touching.items():
+        for node in touched:
+            if node.marks is None or node.marks.touching != operation:
+                yield f"node {node.node_id} does not know its touch {operation}"
 
 
 def _window_faults(tree: UnifiedTreeCore, nodes: list[Node]) -> Iterator[str]:

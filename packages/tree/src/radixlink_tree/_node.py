@@ -23,7 +23,16 @@ MAMBA_BIT: Final = 1 << ComponentType.MAMBA
 class StoreMarks:
     """What is known about a node and the store; kept only while a linker is attached."""
 
-    __slots__ = ("chain", "hit_count", "pending", "pending_bits", "stored")
+    __slots__ = (
+        "chain",
+        "hit_count",
+        "pending",
+        "pending_bits",
+        "stored",
+        "touched",
+        "touching",
+        "touching_bits",
+    )
 
     def __init__(self) -> None:
         """Nothing is known."""
@@ -37,6 +46,11 @@ class StoreMarks:
         #: The offload on its way, and what it takes: never what is stored.
         self.pending: OperationId | None = None
         self.pending_bits = 0
+        #: The tick at which the store was last known to have used what is stored of it.
+        self.touched = 0
+        #: The touch on its way, and what it speaks of: of what is stored.
+        self.touching: OperationId | None = None
+        self.touching_bits = 0
 
 
 class Node:
@@ -126,6 +140,12 @@ class Node:
         """The components of which it holds something that no store is known to hold, a bit each."""
         marks = self.marks
         return self.held if marks is None else self.held & ~marks.stored
+
+    @property
+    def held_stored(self) -> int:
+        """The components of which it holds something that every rank confirmed, a bit each."""
+        marks = self.marks
+        return 0 if marks is None else self.held & marks.stored
 
     def mark(self) -> StoreMarks:
         """Its marks, to be written to."""

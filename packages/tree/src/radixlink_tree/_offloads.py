@@ -26,13 +26,18 @@ class Offloads:
         """No linker."""
         #: How often a node is used before it is offered; None without a linker.
         self.threshold: int | None = None
+        #: How many ticks after the store was last known to have used a stored node another use
+        #: makes it hot; None where nobody touches.
+        self.touch_after: int | None = None
         #: 64 bits over the changes since the linker was attached.
         self.digest = 0
         #: The nodes that each offload on its way speaks of: one, or more after splits. Some may be
         #: evicted by now: an offload that is copied out needs no lock any more.
         self.pending: dict[OperationId, list[Node]] = {}
+        #: The nodes that each touch on its way speaks of, likewise. It needs no lock.
+        self.touching: dict[OperationId, list[Node]] = {}
 
-    def attach(self, threshold: int) -> None:
+    def attach(self, threshold: int, touch_after: int | None) -> None:
         """Start; see `LinkedTreeCore.attach_linker`."""
         if self.threshold is not None:
             msg = "attach_linker: expected no linker, got a second one"
@@ -40,18 +45,23 @@ class Offloads:
         if threshold < 1:
             msg = f"attach_linker: expected a backup_threshold of at least 1, got {threshold}"
             raise ContractError(msg)
+        if touch_after is not None and touch_after < 1:
+            msg = f"attach_linker: expected touch_after of at least 1, or None, got {touch_after}"
+            raise ContractError(msg)
         self.threshold = threshold
+        self.touch_after = touch_after
         self.digest = 0
 
     def detach(self) -> None:
         """Stop; the nodes' marks are the caller's to drop."""
-        self.threshold = None
+        self.threshold = self.touch_after = None
         self.clear()
 
     def clear(self) -> None:
         """The tree is empty: ranks whose trees differed are equal again."""
         self.digest = 0
         self.pending.clear()
+        self.touching.clear()
 
     def note(self, node_number: int, what: int) -> None:
         """Mix a change into the digest, while there is somebody to compare it.
@@ -67,7 +77,8 @@ class Offloads:
     def split(self, lower: StoreMarks, upper: Node, num_pages: int) -> None:
         """The upper half of a node gets its part of the marks.
 
-        What is being offloaded is so in both halves; a state, which is at the lower's end, is not.
+        What is being offloaded or touched is so in both halves; a state, which is at the lower's
+        end, is not.
         """
         marks = upper.mark()
         marks.hit_count = lower.hit_count
@@ -78,6 +89,11 @@ class Offloads:
         if lower.pending is not None and pending_bits:
             marks.pending, marks.pending_bits = lower.pending, pending_bits
             self.pending[lower.pending].append(upper)
+        marks.touched = lower.touched
+        touching_bits = lower.touching_bits & ~MAMBA_BIT
+        if lower.touching is not None and touching_bits:
+            marks.touching, marks.touching_bits = lower.touching, touching_bits
+            self.touching[lower.touching].append(upper)
 
     def mark_pending(self, node: Node, operation_id: OperationId) -> None:
         """What is unstored of a node is being offloaded."""
@@ -115,8 +131,8 @@ class Offloads:
         path.reverse()
         return tuple(path)
 
-    def finish(self, operation_id: OperationId, *, stored: bool) -> None:
-        """An offload ended: what it took is stored, or is as before."""
+    def finish(self, operation_id: OperationId, tick: int, *, stored: bool) -> None:
+        """An offload ended: what it took is stored, as of a tick, or is as before."""
         nodes = self.pending.pop(operation_id, None)
         if nodes is None:
             msg = f"finish_offload: expected an offload on its way, got operation {operation_id}"
@@ -125,20 +141,54 @@ class Offloads:
             marks = node.mark()
             if stored:
                 marks.stored |= marks.pending_bits
+                marks.touched = tick
             marks.pending, marks.pending_bits = None, 0
 
+    def mark_touching(self, node: Node, operation_id: OperationId) -> None:
+        """What the node holds and the store is known to hold is being touched."""
+        bits = node.held_stored
+        touching = None if node.marks is None else node.marks.touching
+        if not bits or touching is not None:
+            state = f"touched by {touching}" if bits else "unstored"
+            msg = (
+                f"mark_touch_pending: expected node {node.node_id} stored and idle, got it {state}"
+            )
+            raise InvalidTransitionError(msg, state=state, event="touch", operation=operation_id)
+        marks = node.mark()
+        marks.touching, marks.touching_bits = operation_id, bits
+        self.touching.setdefault(operation_id, []).append(node)
+
+    def finish_touch(self, operation_id: OperationId, tick: int, *, present: bool) -> None:
+        """A touch ended: what it spoke of was used in the store at a tick, or is unstored."""
+        nodes = self.touching.pop(operation_id, None)
+        if nodes is None:
+            msg = f"finish_touch: expected a touch on its way, got operation {operation_id}"
+            raise InvalidTransitionError(msg, state="idle", event="finish", operation=operation_id)
+        for node in nodes:
+            marks = node.mark()
+            if present:
+                marks.touched = tick
+            else:
+                marks.stored &= ~marks.touching_bits
+            marks.touching, marks.touching_bits = None, 0
+
     def count_insert(
-        self, end: Node, total: int, params: InsertParams, threshold: int
-    ) -> tuple[NodeId, ...]:
-        """Count an insert's use of its path, or mark what a load restored.
+        self, end: Node, total: int, params: InsertParams, threshold: int, tick: int
+    ) -> tuple[tuple[NodeId, ...], tuple[NodeId, ...]]:
+        """Count an insert's use of its path at a tick, or mark what a load restored.
 
         Returns:
             What is due, root first: what is above a node that is due goes with it, so that its
-            prefix is stored too.
+            prefix is stored too. And what is hot, root first: stored, and used again so long after
+            the store was last known to have used it.
         """
         restored = params.origin is InsertOrigin.RESTORED
         floor = params.component_evicted_seqlens.get(ComponentType.SWA, 0)
+        # At or before this tick the store's last use is long ago; before all of them where nobody
+        # touches.
+        long_ago = -1 if restored or self.touch_after is None else tick - self.touch_after
         due: list[NodeId] = []
+        hot: list[NodeId] = []
         node, at = end, total
         while node.parent is not None:
             start = at - node.num_tokens
@@ -151,10 +201,14 @@ class Offloads:
                 if node is end and params.mamba_value is not None:
                     brought |= MAMBA_BIT
                 marks.stored |= brought & node.held
+                marks.touched = tick
             # What came to a node since its offload began is due for itself, behind that.
             lacking = node.held & ~(marks.stored | marks.pending_bits)
             if lacking and (due or marks.hit_count >= threshold):
                 due.append(node.node_id)
+            if marks.touched <= long_ago and marks.touching is None and node.held & marks.stored:
+                hot.append(node.node_id)
             node, at = node.parent, start
         due.reverse()
-        return tuple(due)
+        hot.reverse()
+        return tuple(due), tuple(hot)

@@ -271,11 +271,11 @@ def a_rank_that_does_not_step_is_named_by_all_others_in_time(job: Job, model: Mo
 def unlike_settings_are_named_by_rank_and_nothing_is_attached(job: Job, model: Model) -> None:
     engine = job.engine(model, attach=False)
     if job.is_last:
-        engine.cache._settings = attrs.evolve(SETTINGS, max_stagings=3)
+        engine.cache._settings = attrs.evolve(SETTINGS, max_loads=3)
     with pytest.raises(AgreementError) as caught:
         engine.attach()
     names_the_odd_one(caught.value, job.last, job.size)
-    assert "max_stagings=3" in caught.value.by_rank[job.last]
+    assert "max_loads=3" in caught.value.by_rank[job.last]
     assert engine.cache.counters is None
     engine.cache._settings = SETTINGS
     engine.attach()

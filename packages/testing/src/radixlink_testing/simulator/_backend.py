@@ -15,6 +15,7 @@ import attrs
 from typing_extensions import override
 
 from radixlink_contracts import (
+    BatchingLinker,
     Completion,
     Executor,
     LoadMode,
@@ -22,6 +23,7 @@ from radixlink_contracts import (
     PageBits,
     PoolName,
     PoolTransferResult,
+    TouchingLinker,
     UnifiedCacheLinker,
 )
 from radixlink_contracts.errors import (
@@ -53,6 +55,7 @@ _OF_CALLS: Final = {
     "start_layer_wise_loading": Fault.START_RAISES,
     "cancel_queued_load": Fault.CANCEL_RAISES,
     "offload": Fault.OFFLOAD_RAISES,
+    "touch": Fault.TOUCH_RAISES,
     "pop_completed": Fault.POP_RAISES,
     "reset": Fault.RESET_RAISES,
 }
@@ -70,9 +73,10 @@ _OF_OFFLOADS: Final = (
     Fault.OFFLOAD_CONTRADICTS,
     Fault.OFFLOAD_LOST,
 )
+_OF_TOUCHES: Final = (Fault.TOUCH_FAILS, Fault.TOUCH_LOST)
 _FAILING: Final = (Fault.LOAD_FAILS, Fault.OFFLOAD_FAILS)
 _HANGING: Final = (Fault.LOAD_HANGS, Fault.OFFLOAD_HANGS)
-_LOST: Final = (Fault.LOAD_LOST, Fault.OFFLOAD_LOST)
+_LOST: Final = (Fault.LOAD_LOST, Fault.OFFLOAD_LOST, Fault.TOUCH_LOST)
 _CONTRADICTING: Final = (Fault.LOAD_CONTRADICTS, Fault.OFFLOAD_CONTRADICTS)
 #: Quanta for which a late writer's copy goes on after it said that it failed.
 _LATE_QUANTA: Final = 6
@@ -88,6 +92,7 @@ class _Job:
         pages: Its pages on the device.
         share: What is known of it.
         load: True for a load.
+        touch: True for a touch, which has no pages on the device.
         fault: What goes wrong with it.
         keys: The keys, once they are hashed.
         layer: The layer range that is copied now, or next.
@@ -102,6 +107,7 @@ class _Job:
     share: Share
     load: bool
     fault: Fault | None
+    touch: bool = False
     keys: PageKeys | None = None
     layer: int = 0
     copying: bool = False
@@ -111,7 +117,8 @@ class _Job:
     @property
     def what(self) -> str:
         """What it is, for a story."""
-        return f"{'load' if self.load else 'offload'} {self.ticket.op}"
+        kind = "load" if self.load else "touch" if self.touch else "offload"
+        return f"{kind} {self.ticket.op}"
 
 
 class SimulatedExecutor(Executor):
@@ -153,7 +160,7 @@ class SimulatedExecutor(Executor):
         self.held.clear()
 
 
-class SimulatedLinker(UnifiedCacheLinker):
+class SimulatedLinker(UnifiedCacheLinker, TouchingLinker, BatchingLinker):
     """One rank's backend.
 
     Thread: one at a time.
@@ -223,9 +230,13 @@ class SimulatedLinker(UnifiedCacheLinker):
         return True
 
     def _open(self, job: _Job) -> None:
-        """Hash the keys, and find the pages of a load."""
+        """Hash the keys, and find the pages of a load; with that a touch ends."""
         keys = job.keys = job.transfer.keys.resolve()
-        if job.load and self._watch.shelf.leading(keys) < len(keys):
+        whole = self._watch.shelf.leading(keys) == len(keys)
+        if job.touch:
+            fails = not whole or job.fault is Fault.TOUCH_FAILS
+            self._end(job, Outcome.FAILED if fails else Outcome.LANDED)
+        elif job.load and not whole:
             self._end(job, Outcome.FAILED)
 
     def _go_on(self, job: _Job) -> None:
@@ -335,6 +346,13 @@ class SimulatedLinker(UnifiedCacheLinker):
         return PoolTransferResult(restorable_prefix_pages=bits)
 
     @override
+    def lookup_batch(
+        self, questions: Sequence[tuple[RequestId, Sequence[PoolTransfer]]]
+    ) -> Sequence[PoolTransferResult]:
+        """`lookup` of several requests: what is raised for one is raised for all."""
+        return [self.lookup(request_id, transfers) for request_id, transfers in questions]
+
+    @override
     def load(
         self, ticket: OperationTicket, transfers: Sequence[PoolTransfer], mode: LoadMode
     ) -> bool:
@@ -389,6 +407,27 @@ class SimulatedLinker(UnifiedCacheLinker):
         if self._refuses("offload", Fault.OFFLOAD_REFUSED, share):
             return False
         self._jobs.append(self._job(ticket, transfers, share, load=False))
+        return True
+
+    @override
+    def touch(self, ticket: OperationTicket, transfers: Sequence[PoolTransfer]) -> bool:
+        """Take the touching of a node."""
+        share = self._watch.touch_handed_over(ticket)
+        if self._refuses("touch", Fault.TOUCH_REFUSED, share):
+            return False
+        (transfer,) = transfers
+        fault = next((one for one in _OF_TOUCHES if self._watch.strikes(one)), None)
+        self._jobs.append(
+            _Job(
+                ticket=ticket,
+                transfer=transfer,
+                pages=[],
+                share=share,
+                load=False,
+                touch=True,
+                fault=fault,
+            )
+        )
         return True
 
     @override

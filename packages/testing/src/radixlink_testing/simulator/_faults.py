@@ -23,6 +23,8 @@ class Fault(enum.Enum):
     OFFLOAD_REFUSED = "the next offload is refused"
     OFFLOAD_RAISES = "the next offload raises"
     POP_RAISES = "the next completion raises"
+    TOUCH_REFUSED = "the next touch is refused"
+    TOUCH_RAISES = "the next touch raises"
     RESET_RAISES = "the next reset cannot end its copy"
     # -- transfers
     LOAD_FAILS = "the next load fails in a layer"
@@ -35,6 +37,8 @@ class Fault(enum.Enum):
     OFFLOAD_HANGS = "the next offload hangs in a copy"
     OFFLOAD_CONTRADICTS = "the next offload says failed, then landed"
     OFFLOAD_LOST = "the next offload never completes"
+    TOUCH_FAILS = "the next touch fails"
+    TOUCH_LOST = "the next touch never completes"
     OLD_COMPLETION = "an operation that is over completes again"
     # -- the store and the loader's thread
     NO_ROOM = "the store finds no room for some pages"
@@ -58,6 +62,10 @@ NEVER_LETS_GO = frozenset(
         Fault.LOADER_DEAD,
     }
 )
+
+
+#: What may go wrong with a touch alone.
+OF_TOUCHES = (Fault.TOUCH_REFUSED, Fault.TOUCH_RAISES, Fault.TOUCH_FAILS, Fault.TOUCH_LOST)
 
 
 class Divergence(enum.Enum):

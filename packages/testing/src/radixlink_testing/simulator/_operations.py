@@ -1,7 +1,7 @@
 """What each rank was told of each operation, and what became of it: the verdicts, worked out apart.
 
 An operation is seen where the code under test hands it to a backend, and ends where that code says
-so: a load is done when its pages are inserted, an offload when the tree is told; either has failed
+so: a load is done when its pages are inserted, an offload or a touch when the tree is told; each has failed
 when its ticket is decided without that.
 """
 
@@ -70,28 +70,32 @@ class Share:
 
 @attrs.define(kw_only=True, eq=False)
 class Operation:
-    """A load or an offload, on all ranks.
+    """A load, an offload or a touch, on all ranks.
 
     Attributes:
         op: Its id.
         load: True for a load.
+        touch: True for a touch.
         marks: Its pages.
         request: Whom a load is for.
         end: The page behind the last that a load brings.
         shares: By rank.
         decided_step: The step of the verdict.
         cancelled: Taken back before it was started, so that it says nothing about its pages.
+        fresh: Begun behind the frame of the step that is going on, which could not speak of it.
         written_off: Some rank did not let go in time, so its pages are nobody's until a reset.
     """
 
     op: OperationId
     load: bool
+    touch: bool
     marks: tuple[bytes, ...]
     request: str
     end: int
     shares: dict[int, Share] = attrs.field(factory=dict)
     decided_step: int | None = None
     cancelled: bool = False
+    fresh: bool = False
     written_off: bool = False
 
     @property
@@ -136,6 +140,8 @@ class Operations:
         marks: Sequence[bytes],
         request: str = "",
         end: int = 0,
+        touch: bool = False,
+        fresh: bool = False,
     ) -> Share:
         """One rank's backend was handed an operation."""
         operation = self.live.get(ticket.op)
@@ -145,14 +151,27 @@ class Operations:
                     Rule.DEADLINES, f"rank {rank}: operation {ticket.op} was minted before"
                 )
             operation = Operation(
-                op=ticket.op, load=load, marks=tuple(marks), request=request, end=end
+                op=ticket.op,
+                load=load,
+                touch=touch,
+                marks=tuple(marks),
+                request=request,
+                end=end,
+                fresh=fresh,
             )
             self.live[ticket.op] = operation
-        elif (operation.load, operation.marks, operation.request) != (load, tuple(marks), request):
+        elif (operation.load, operation.touch, operation.marks, operation.request) != (
+            load,
+            touch,
+            tuple(marks),
+            request,
+        ):
             self._referee.breach(
                 Rule.FRAMES, f"rank {rank}: operation {ticket.op} is another one on other ranks"
             )
         share = operation.shares[rank] = Share(ticket=ticket, deadline=deadline)
+        # A touch has no page of the device.
+        share.quiesced = touch
         return share
 
     def landed(self, rank: int, op: OperationId) -> None:
@@ -168,7 +187,7 @@ class Operations:
 
     def _judge_done(self, rank: int, operation: Operation) -> None:
         """Done needs every rank's done, and the first that a rank said counts."""
-        what = "load" if operation.load else "offload"
+        what = "load" if operation.load else "touch" if operation.touch else "offload"
         rule = Rule.LANDED if operation.load else Rule.STORED
         for other in range(self._num_ranks):
             share = operation.shares.get(other)
@@ -206,8 +225,9 @@ class Operations:
                     Rule.FRAMES, f"operation {operation.op}: ranks have the verdicts {by_rank}"
                 )
             if operation.undecided:
-                if place < settings.max_operations:
+                if place < settings.max_operations and not operation.fresh:
                     self._judge_pending(operation)
+                operation.fresh = False
             elif operation.decided_step is None:
                 operation.decided_step = step
                 if operation.load and Verdict.FAILED in verdicts and not operation.cancelled:

@@ -234,6 +234,13 @@ class DevicePages:
                 self._breach(Rule.RECEIPTS, page, "is evicted, and")
             self.holds[page] = _EVICTED
 
+    def forget_restored(self, marks: set[bytes] | None) -> None:
+        """These pages of the tree may be offered to the store, whoever brought them; None: all."""
+        for page, hold in enumerate(self.holds):
+            known = hold.holder is Holder.TREE and hold.operation is not None
+            if known and (marks is None or hold.mark in marks):
+                self.holds[page] = Hold(Holder.TREE, None, hold.mark)
+
     def freed(self, pages: Iterable[int]) -> None:
         """They went back to the allocator."""
         for page in pages:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 import attrs
 
 from radixlink_linker import LinkerSettings
-from radixlink_testing.simulator._faults import Divergence, Fault
+from radixlink_testing.simulator._faults import OF_TOUCHES, Divergence, Fault
 from radixlink_testing.simulator._rank import Shape
 
 if TYPE_CHECKING:
@@ -211,7 +211,7 @@ class Plan:
 _MIN_TICKS: Final = 150
 _LETTERS: Final = "abcd"
 #: How many faults of a kind come to one of another.
-_FAULTS: Final = tuple(Fault)
+_FAULTS: Final = tuple(fault for fault in Fault if fault not in OF_TOUCHES)
 _DIVERGENCES: Final = (*Divergence, Divergence.EXTRA_STEP, Divergence.EXTRA_STEP)
 #: Quanta a tick and rank, in a phase of the history.
 _SPEEDS: Final = ((2, 6), (4, 10), (1, 2), (0, 6))
@@ -225,7 +225,7 @@ def settings_of(rng: random.Random) -> LinkerSettings:
         max_operations=rng.choice((3, 8, 64)),
         max_lookups=max_lookups,
         staged_percent=rng.choice((20, 40, 70)),
-        max_stagings=rng.choice((1, 2, 3)),
+        max_loads=rng.choice((1, 2, 3)),
         publish_lock_steps=rng.choice((2, 6, 20)),
         miss_steps=rng.choice((2, 8, 20)),
         heartbeat_steps=rng.choice((5, 16, 64)),
@@ -247,13 +247,19 @@ def plan_of(seed: int, *, num_ranks: int | None = None, faults: bool | None = No
         faults: None: as the seed says.
     """
     rng = random.Random(seed)  # noqa: S311 -- a history, not a secret
+    # Of its own, so that a history without touches is as it is with them.
+    touches = random.Random(f"touches of {seed}")  # noqa: S311 -- likewise
     ranks = num_ranks or rng.choice((2, 2, 2, 2, 2, 2, 3, 4))
     shape = Shape(
         num_ranks=ranks,
         page_size=rng.choice((1, 2, 4)),
         num_pages=rng.choice((16, 24, 40)),
         num_layers=rng.choice((1, 2, 3)),
-        settings=settings_of(rng),
+        settings=attrs.evolve(
+            settings_of(rng),
+            touch_after_uses=touches.choice((1, 4, 16, 1 << 20)),
+            max_touches=touches.choice((1, 2, 8)),
+        ),
         prompt=rng.random() < 0.7,
     )
     faulty = seed % 2 == 1 if faults is None else faults
@@ -263,6 +269,9 @@ def plan_of(seed: int, *, num_ranks: int | None = None, faults: bool | None = No
     _add_calls(rng, events)
     if faulty:
         _add_faults(rng, events, ranks)
+        for _ in range(touches.randint(0, 6)):
+            strike = Strike(touches.randrange(ranks), touches.choice(OF_TOUCHES))
+            events[touches.randrange(num_ticks)].append(strike)
     ticks: list[Tick] = []
     speed = _SPEEDS[0]
     for tick in range(num_ticks):

@@ -115,9 +115,9 @@ def _insert_between_start_and_verdict() -> Scenario:
             *_stored("abcd"),
             _tick(
                 [Strike(0, Fault.LOOKUP_RAISES), Arrive(name="twin", pages="abcd")],
-                work=_everywhere(Point.AFTER_SCHEDULING),
+                work=_everywhere(Point.AFTER_LAUNCH),
             ),
-            _tick([Arrive(name="r", pages="abcd")], work=_everywhere(Point.AFTER_SCHEDULING)),
+            _tick([Arrive(name="r", pages="abcd")], work=_everywhere(Point.AFTER_LAUNCH)),
             _tick(overlap=9),
             _tick(overlap=9),
             _tick(overlap=9),
@@ -153,7 +153,7 @@ def _head_evicted_before_match() -> Scenario:
         [
             *_stored("abcd"),
             *_on_device("ab"),
-            _tick([Arrive(name="r", pages="abcd")], work=_everywhere(Point.AFTER_SCHEDULING)),
+            _tick([Arrive(name="r", pages="abcd")], work=_everywhere(Point.AFTER_LAUNCH)),
             _tick(),
             _tick([Evict(1000)]),
             *_busy(4),
@@ -189,9 +189,9 @@ def _head_grown_before_load() -> Scenario:
             *_on_device("ab"),
             _tick(
                 [Strike(0, Fault.LOOKUP_RAISES), Arrive(name="twin", pages="abc")],
-                work=_everywhere(Point.AFTER_SCHEDULING),
+                work=_everywhere(Point.AFTER_LAUNCH),
             ),
-            _tick([Arrive(name="r", pages="abcd")], work=_everywhere(Point.AFTER_SCHEDULING)),
+            _tick([Arrive(name="r", pages="abcd")], work=_everywhere(Point.AFTER_LAUNCH)),
             _tick(overlap=9),
             _tick(overlap=0, late=True),
             *_busy(4),
@@ -250,7 +250,7 @@ def _reset_with_everything_in_flight() -> Scenario:
         "reset with everything in flight and a late completion of the old epoch",
         [
             *_stored("abcd"),
-            _tick([Arrive(name="w", pages="dcba")], work=_everywhere(Point.AFTER_SCHEDULING)),
+            _tick([Arrive(name="w", pages="dcba")], work=_everywhere(Point.AFTER_LAUNCH)),
             *_asked(Arrive(name="r", pages="abcd")),
             _tick([Arrive(name="asks", pages="cccc")], work=_quanta(0, 3) + _quanta(1, 1)),
             _tick([Reset()]),
@@ -311,7 +311,7 @@ def _on_device(pages: str) -> list[Tick]:
 def _asked(*arrivals: Arrive) -> list[Tick]:
     """Requests come, and are answered by the third step; what they then load has not moved."""
     return [
-        _tick(arrivals, work=_everywhere(Point.AFTER_SCHEDULING)),
+        _tick(arrivals, work=_everywhere(Point.AFTER_LAUNCH)),
         _tick(),
         _tick(overlap=9),
     ]

@@ -16,7 +16,7 @@ from radixlink_contracts import SlotAllocator
 from radixlink_contracts.actions import FreeDeviceKV
 from radixlink_contracts.errors import StaleHandleError
 from radixlink_testing.simulator._faults import Fault
-from radixlink_testing.simulator._pages import DevicePages, Hold, Holder, Shelf, marks_of
+from radixlink_testing.simulator._pages import DevicePages, Holder, Shelf, marks_of
 from radixlink_testing.simulator._rules import Rule
 from radixlink_tree import UnifiedTreeCore
 
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
         IncLockRefResult,
         InsertParams,
         InsertResult,
+        NodeId,
         OperationId,
         OperationTicket,
         PageBits,
@@ -133,6 +134,8 @@ class Watch:
         self.answers: dict[str, list[PageBits]] = {}
         #: How often a request was staged.
         self._stagings: Counter[str] = Counter()
+        #: The pages of the nodes that touches on their way speak of.
+        self._touching: dict[OperationId, list[int]] = {}
 
     def begin(self, call: str) -> None:
         """The engine makes a call."""
@@ -225,10 +228,10 @@ class Watch:
         self._check_alone(ticket, marks)
         self._check_cap(ticket)
         self._stagings[wanted.name] += 1
-        if self._stagings[wanted.name] > self.settings.max_stagings:
+        if self._stagings[wanted.name] > self.settings.max_loads:
             self.breach(
                 Rule.LANDED,
-                f"{wanted.name} is staged more often than {self.settings.max_stagings} times",
+                f"{wanted.name} is staged more often than {self.settings.max_loads} times",
             )
         return self._operations.begin(
             self.rank,
@@ -303,7 +306,38 @@ class Watch:
             self.clock.now() + self.settings.transfer_timeout_s,
             load=False,
             marks=[hold.mark for hold in holds],
+            fresh=self.acting == "step",
         )
+
+    def touch_begun(self, op: OperationId, slots: torch.Tensor) -> None:
+        """The tree was told of a touch of these slots' node."""
+        self._touching[op] = self.pages_in(slots)
+
+    def touch_handed_over(self, ticket: OperationTicket) -> Share:
+        """The wrapper touches a node, of which the tree was told before."""
+        pages = self._touching.get(ticket.op)
+        if pages is None:
+            self.breach(Rule.STORED, f"touch {ticket.op} is of no node")
+            pages = []
+        if self.acting != "insert":
+            self.breach(Rule.MATCH, f"touch {ticket.op} begins within {self.acting}")
+        return self._operations.begin(
+            self.rank,
+            ticket,
+            self.clock.now() + self.settings.transfer_timeout_s,
+            load=False,
+            touch=True,
+            marks=[self.pages.holds[page].mark for page in pages],
+        )
+
+    def touch_ended(self, op: OperationId, *, present: bool) -> None:
+        """The tree was told how a touch ended; what is not there may be offered, restored or not."""
+        self._touching.pop(op, None)
+        operation = self._operations.get(op)
+        if present:
+            self._operations.landed(self.rank, op)
+        elif operation is not None:
+            self.pages.forget_restored(set(operation.marks))
 
     def released(self, request: str) -> None:
         """The engine released a request."""
@@ -355,10 +389,7 @@ class Watch:
 
     def forget_restored(self) -> None:
         """Without a linker nothing counts as stored."""
-        holds = self.pages.holds
-        for page, hold in enumerate(holds):
-            if hold.holder is Holder.TREE and hold.operation is not None:
-                holds[page] = Hold(Holder.TREE, None, hold.mark)
+        self.pages.forget_restored(None)
 
     # -- the allocator -----------------------------------------------------------------------------
 
@@ -449,6 +480,18 @@ class WatchedTree(UnifiedTreeCore):
         """An offload ended."""
         super().finish_offload(operation_id, stored=stored)
         self._watch.offload_ended(operation_id, stored=stored)
+
+    @override
+    def mark_touch_pending(self, node_id: NodeId, operation_id: OperationId) -> None:
+        """A touch begins."""
+        super().mark_touch_pending(node_id, operation_id)
+        self._watch.touch_begun(operation_id, self.node(node_id).device_indices)
+
+    @override
+    def finish_touch(self, operation_id: OperationId, *, present: bool) -> None:
+        """A touch ended."""
+        super().finish_touch(operation_id, present=present)
+        self._watch.touch_ended(operation_id, present=present)
 
     @override
     def detach_linker(self) -> None:

@@ -1,0 +1,43 @@
+"""How a `StoreLinker` works on its rank."""
+
+from __future__ import annotations
+
+import attrs
+
+from radixlink_contracts.errors import ContractError
+
+
+@attrs.frozen(kw_only=True)
+class StoreLinkerSettings:
+    """How a `StoreLinker` works; local to its rank.
+
+    Attributes:
+        staging_bytes: How much one thread moves at a time.
+        lease_s: Seconds for which the store is asked to keep the pages of a load.
+        copy_timeout_s: Seconds after which an operation whose copy has not ended counts as failed.
+        layer_timeout_s: Seconds from the start of a batch of layer-wise loads after which no
+            forward waits for its layers.
+        hang_s: Seconds after which a call of a store hangs: until it has returned, or another of its
+            kind has, nothing else is begun but for a try once in a while.
+        max_hanging_calls: With so many calls that are on their way or lost while one hangs, there
+            is no such try: each has a thread.
+        close_timeout_s: Seconds that `close` waits for a store that is in a call.
+        quiesce_timeout_s: Seconds that `reset` waits for the copy that runs, and `close` for the
+            thread.
+    """
+
+    staging_bytes: int = 16 << 20
+    lease_s: float = 10.0
+    copy_timeout_s: float = 10.0
+    layer_timeout_s: float = 10.0
+    hang_s: float = 5.0
+    max_hanging_calls: int = 4
+    close_timeout_s: float = 5.0
+    quiesce_timeout_s: float = 30.0
+
+    def __attrs_post_init__(self) -> None:
+        """Refuse what is no size and no time."""
+        fields = attrs.asdict(self)
+        if min(fields.values()) <= 0:
+            msg = f"StoreLinkerSettings: expected numbers above 0, got {fields}"
+            raise ContractError(msg)

@@ -1,0 +1,241 @@
+"""`TransferThread`: moves the bytes of a `StoreLinker`'s jobs, the most urgent first.
+
+The loads that a forward waits for come first, then other loads, touches, offloads. Of an offload or a
+staged load it moves a run of pages at a time, and looks between two runs whether a forward waits::
+
+    layer-wise  open the pages of all loads of the batch, then for each layer, for each load:
+                store.read into staging -> ask the ticket -> copier.scatter; then count the layer
+    staged      the same, a run of pages after the other
+    offload     for each layer range: ask the ticket -> copier.gather into staging
+                then store.put
+    touch       store.touch for all that wait, once for each store
+
+Failures are values; no exception or traceback is kept. A load that fails takes no other load of its
+batch with it.
+"""
+
+from __future__ import annotations
+
+import threading
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, assert_never
+
+from radixlink_contracts import Outcome
+from radixlink_linker._jobs import Job, LayerWiseBatch, TouchBatch
+from radixlink_linker._page_mover import PageMover, writers_of
+from radixlink_linker._runtime import give_way
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from radixlink_contracts import Copier, Fence, LayerCounter
+    from radixlink_linker._job_board import JobBoard
+    from radixlink_linker._page_mover import OpenRun
+    from radixlink_linker._pool_stores import PoolStores
+    from radixlink_linker._store_linker_counters import StoreLinkerTally
+    from radixlink_linker._store_linker_settings import StoreLinkerSettings
+
+
+class TransferThread:
+    """One thread, started with the first transfer.
+
+    Thread: `ensure_started`, `ident` and `join` are the scheduler's, the rest is its own.
+    """
+
+    def __init__(
+        self,
+        board: JobBoard,
+        stores: PoolStores,
+        copier: Copier,
+        layers: LayerCounter,
+        settings: StoreLinkerSettings,
+        tally: StoreLinkerTally,
+    ) -> None:
+        """Take what it works with; no thread is started.
+
+        Args:
+            board: What there is to do.
+            stores: Pools and their stores.
+            copier: Between the device and staging.
+            layers: Who waits for which layer.
+            settings: How to work.
+            tally: Of what is moved.
+        """
+        self._board = board
+        self._stores = stores
+        self._layers = layers
+        self._copy_timeout_s = settings.copy_timeout_s
+        self._mover = PageMover(
+            stores,
+            copier,
+            self._copy,
+            staging_bytes=settings.staging_bytes,
+            lease_s=settings.lease_s,
+        )
+        self._tally = tally
+        self._thread: threading.Thread | None = None
+
+    @property
+    def ident(self) -> int | None:
+        """Which thread it is; None before it was started."""
+        return None if self._thread is None else self._thread.ident
+
+    def ensure_started(self) -> None:
+        """There is a thread that looks for work.
+
+        Raises:
+            RuntimeError: There can be no more threads. Nothing may be handed to it before this.
+        """
+        if self._thread is None:
+            thread = threading.Thread(target=self._work, name="radixlink-transfer", daemon=True)
+            thread.start()
+            self._thread = thread
+
+    def join(self, timeout_s: float) -> None:
+        """Wait for the end of the thread, for a while, and let the staging memory go."""
+        if self._thread is not None:
+            self._thread.join(timeout_s)
+        self._mover.release()
+
+    # -- on the thread -----------------------------------------------------------------------------
+
+    def _work(self) -> None:
+        """Run jobs until the board is closed."""
+        while (work := self._board.next_work()) is not None:
+            with self._board.running(work):
+                match work:
+                    case Job():
+                        self._run(work)
+                    case LayerWiseBatch():
+                        self._run_batch(work)
+                    case TouchBatch():
+                        self._touch(work)
+                    case _:
+                        assert_never(work)
+            # Nothing of it is kept while there is nothing to do.
+            del work
+
+    def _serve_forwards(self) -> None:
+        """Run the batches that forwards wait for."""
+        while (batch := self._board.next_batch()) is not None:
+            with self._board.running(batch):
+                self._run_batch(batch)
+            del batch
+
+    def _run(self, job: Job) -> None:
+        """Run one job and say how it ended."""
+        try:
+            if job.direction == "load":
+                self._load(job)
+            else:
+                self._offload(job)
+        except Exception as raised:  # noqa: BLE001 -- a failure is a value; its text is kept, no traceback
+            self._fail(job, raised)
+        else:
+            self._board.tell(job, Outcome.LANDED, quiesced=True)
+
+    def _run_batch(self, batch: LayerWiseBatch) -> None:
+        """Bring the layers of all loads of a batch, one layer after the other."""
+        open_loads: dict[Job, list[OpenRun]] = {}
+        for job in batch.jobs:
+            with self._failing_alone(job, open_loads):
+                job.ask()
+                open_loads[job] = list(self._mover.open(job))
+        last = self._stores.num_layers - 1
+        for layer in range(last + 1):
+            for job, runs in list(open_loads.items()):
+                with self._failing_alone(job, open_loads):
+                    for run in runs:
+                        for layer_range in run.ranges_of(layer):
+                            self._mover.load(job, run, layer_range)
+            if layer == last:
+                # Who waits for the last layer asks next how each load ended.
+                for job, runs in open_loads.items():
+                    self._count_loaded(runs)
+                    self._board.tell(job, Outcome.LANDED, quiesced=True)
+            self._layers.complete(batch.index, layer)
+
+    @contextmanager
+    def _failing_alone(self, job: Job, open_loads: dict[Job, list[OpenRun]]) -> Iterator[None]:
+        """Whatever is raised meanwhile is one load's failure, and the others go on."""
+        try:
+            yield
+        except Exception as raised:  # noqa: BLE001 -- a failure is a value; its text is kept, no traceback
+            open_loads.pop(job, None)
+            self._fail(job, raised)
+
+    def _fail(self, job: Job, raised: Exception) -> None:
+        """A job did not come through, and touches its slots no more."""
+        why = f"{type(raised).__name__}: {raised}"
+        self._tally.count_failure(f"operation {job.ticket.op}: {why}")
+        self._board.tell(job, Outcome.FAILED, quiesced=True, why=why)
+
+    def _load(self, job: Job) -> None:
+        """Bring all pages of a load to the device.
+
+        Raises:
+            TransferError: Some page is not to be had, or the load was given up.
+        """
+        runs: list[OpenRun] = []
+        job.ask()
+        for run in self._mover.open(job):
+            for layer_range in range(len(run.pool.range_bytes)):
+                self._mover.load(job, run, layer_range)
+            runs.append(run)
+            self._serve_forwards()
+        self._count_loaded(runs)
+
+    def _offload(self, job: Job) -> None:
+        """Put all pages of a node into the stores.
+
+        Raises:
+            TransferError: Some page found no room, or the offload was given up.
+        """
+        pages = 0
+        for stored in self._mover.offload(job):
+            pages += stored
+            self._serve_forwards()
+        self._tally.count_stored(pages)
+
+    def _touch(self, batch: TouchBatch) -> None:
+        """Raise the recency of all that is touched, and say of each whether all of it is there."""
+        asked: list[Job] = []
+        for job in batch.jobs:
+            try:
+                job.ask()
+                for transfer in job.transfers:
+                    transfer.keys.resolve(give_way)
+            except Exception as raised:  # noqa: BLE001 -- a failure is a value; its text is kept, no traceback
+                self._fail(job, raised)
+            else:
+                asked.append(job)
+        try:
+            there = self._stores.touch([job.transfers for job in asked])
+        except Exception as raised:  # noqa: BLE001 -- likewise, of all of them
+            for job in asked:
+                self._fail(job, raised)
+            return
+        for job, present in zip(asked, there, strict=True):
+            if present:
+                self._board.tell(job, Outcome.LANDED, quiesced=True)
+            else:
+                self._fail(job, job.failed("some page is gone"))
+        self._tally.count_touched(
+            sum(job.num_pages for job, present in zip(asked, there, strict=True) if present)
+        )
+
+    def _count_loaded(self, runs: list[OpenRun]) -> None:
+        """These runs are on the device."""
+        self._tally.count_loaded(sum(map(len, runs)), writers_of(runs))
+
+    def _copy(self, job: Job, start: Callable[[], Fence]) -> None:
+        """Ask, start one copy, and wait for its end, however late that is; see `GuardedCopy`."""
+        with self._board.copying(job):
+            fence = start()
+            in_time = fence.wait(self._copy_timeout_s)
+            if not in_time:
+                self._board.tell(job, Outcome.FAILED, quiesced=False, why="a copy is late")
+                while not fence.wait(self._copy_timeout_s):
+                    pass
+        if not in_time:
+            raise job.failed(f"a copy took longer than {self._copy_timeout_s} s")
