@@ -45,6 +45,9 @@ def attaching_takes_effect_at_once_and_changes_nothing_else(job: Job, model: Mod
     # From now on the first use counts, whatever the engine's own thresholds are.
     engine.compute(TOKENS)
     assert engine.match("a", LONGER).external is ExternalMatch.UNKNOWN
+    # The store is asked for all matches of an iteration together, at its end.
+    assert set(engine.by_hand.calls) == {"offload"}
+    assert engine.cache.ready_to_load_host_cache() is None
     assert set(engine.by_hand.calls) == {"offload", "lookup"}
     assert engine.calls == ["all_gather"] * job.frame
 
