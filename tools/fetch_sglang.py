@@ -3,8 +3,8 @@
     python tools/fetch_sglang.py DIRECTORY
 
 Does nothing where it is there. The wheel (39 MB) comes from the index that pip uses, in the version
-that constraints.txt pins. Where there is none for this machine, or no index, it says so and ends with 0: the tests
-then skip, and under RADIXLINK_CI a skip is a failure.
+that constraints.txt pins. Where there is none for this machine, or no index, it says so and ends
+with 0: the tests then skip, and under RADIXLINK_CI a skip is a failure.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from packages.sglang.tests.sglang_engine import Kind, SglangEngine, linker_confi
 from packages.sglang.tests.sglang_import import part
 
 from radixlink_contracts import ComponentType, PoolName
-from radixlink_contracts.errors import IdentityError
+from radixlink_contracts.errors import CapacityError, ContractError, IdentityError
 from radixlink_sglang._pools import engine_pools
 from radixlink_sglang.errors import LinkerConfigError, UnsupportedEngineError
 
@@ -89,6 +89,19 @@ def test_a_pool_of_a_subclass_is_refused_since_it_may_keep_more(tmp_path: Path) 
         engine.kv.__class__ = type("SparseKVPool", (pools.MHATokenToKVPool,), {})
         with pytest.raises(UnsupportedEngineError, match="got SparseKVPool"):
             engine.make_linker()
+
+
+def test_a_pool_that_is_not_whole_pages_is_refused(tmp_path: Path) -> None:
+    with SglangEngine(linker_config("file", str(tmp_path / "store"))) as engine:
+        for buffers in (engine.kv.k_buffer, engine.kv.v_buffer):
+            buffers[:] = [tensor[:-1] for tensor in buffers]
+        with pytest.raises(ContractError, match="expected whole pages"):
+            engine.make_linker()
+
+
+def test_a_store_without_room_for_a_page_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(CapacityError):
+        SglangEngine(linker_config("file", str(tmp_path / "store"), capacity_bytes=64))
 
 
 def test_keys_with_scales_are_refused(tmp_path: Path) -> None:
