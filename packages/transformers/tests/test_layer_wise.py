@@ -203,6 +203,19 @@ def test_requests_push_each_other_out_and_come_back_from_the_store(
             assert at_rest(engine)
 
 
+def test_room_for_two_windows_is_enough_to_restore_and_to_compute(
+    make: EngineMaker, stores: MemoryStores, gemma: CausalModel, prompt: tuple[int, ...]
+) -> None:
+    _store(make, stores, gemma, prompt)
+    for num_window_pages, restored in ((4, 176), (3, 0)):
+        heir = make(stores, of=gemma, num_window_pages=num_window_pages, settings=LAYER_WISE)
+        generation = heir.generate((*prompt, *other_prompt(1, 30)), R1, NUM_NEW)
+        assert generation.figures.restored_tokens == restored + (16 if restored else 0)
+        expected = generate_without_cache(gemma, (*prompt, *other_prompt(1, 30)), NUM_NEW)
+        assert generation.tokens == expected.tokens
+        assert at_rest(heir)
+
+
 def test_a_model_with_states_is_staged_all_the_same(
     make: EngineMaker, stores: MemoryStores, falcon_h1: CausalModel, prompt: tuple[int, ...]
 ) -> None:

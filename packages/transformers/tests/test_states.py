@@ -114,7 +114,7 @@ def test_with_few_slots_the_last_states_are_kept(
     assert at_rest(engine)
 
 
-def test_going_on_from_a_state_without_a_second_slot_is_refused(
+def test_without_a_second_slot_to_go_on_from_a_state_it_is_computed_from_nothing(
     make: EngineMaker, falcon_h1: CausalModel, prompt: tuple[int, ...]
 ) -> None:
     engine = make(of=falcon_h1, num_states=2, settings=BY_PAGE)
@@ -122,8 +122,26 @@ def test_going_on_from_a_state_without_a_second_slot_is_refused(
     states = engine._device.states
     assert states is not None
     held = [states.slots.alloc() for _ in range(states.slots.available_size)]
+    assert len(held) == 1
+    assert engine.num_tokens_on_device((*prompt, 1)) == 192
+    generation = engine.generate((*prompt, 1), R2, NUM_NEW)
+    assert generation.figures.computed_tokens == len(prompt) + 1
+    assert generation.tokens == generate_without_cache(falcon_h1, (*prompt, 1), NUM_NEW).tokens
+    for slot in held:
+        assert slot is not None
+        states.slots.free(slot)
+    assert at_rest(engine)
+
+
+def test_a_request_without_any_slot_for_its_state_is_refused(
+    make: EngineMaker, falcon_h1: CausalModel, prompt: tuple[int, ...]
+) -> None:
+    engine = make(of=falcon_h1, num_states=2, settings=BY_PAGE)
+    states = engine._device.states
+    assert states is not None
+    held = [states.slots.alloc() for _ in range(2)]
     with pytest.raises(CapacityError, match="a state in a pool of 2"):
-        engine.generate((*prompt, 1), R2, 1)
+        engine.generate(prompt, R1, 1)
     for slot in held:
         assert slot is not None
         states.slots.free(slot)

@@ -123,6 +123,20 @@ def test_few_window_pages_keep_the_last_windows_only(
     assert at_rest(heir)
 
 
+def test_what_does_not_fit_beside_its_own_prefix_is_computed_from_nothing(
+    make: EngineMaker, gemma: CausalModel, prompt: tuple[int, ...]
+) -> None:
+    engine = make(of=gemma, num_window_pages=4)
+    # Pages 0 and 1 are one node, and page 2: whoever goes on behind page 2 locks three windows.
+    engine.generate(prompt[:33], R1, 1)
+    engine.generate(prompt[:49], R2, 1)
+    longer = prompt[:80]
+    generation = engine.generate(longer, R3, NUM_NEW)
+    assert generation.figures.computed_tokens == len(longer)
+    assert generation.tokens == generate_without_cache(gemma, longer, NUM_NEW).tokens
+    assert at_rest(engine)
+
+
 def test_a_window_that_does_not_fit_is_refused(make: EngineMaker, gemma: CausalModel) -> None:
     engine = make(of=gemma, num_window_pages=1)
     with pytest.raises(CapacityError, match="one of 16 for windows"):

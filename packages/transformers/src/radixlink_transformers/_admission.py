@@ -8,11 +8,13 @@ What the cache answers decides, never a clock of this rank alone: see `_patience
    its load then, and takes slots only for what is behind it.
 4. Where there is no room the request lets go of everything and begins again in a later iteration:
    who waits for room locks nothing that others could evict. It is the oldest who asks first, and
-   those behind it ask for none before it has some.
+   those behind it ask for none before it has some. Where nobody else has any, and its own prefix
+   is in the way (a lock keeps whole nodes, a state needs a copy), it is computed from nothing.
 """
 
 from __future__ import annotations
 
+from array import array
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 import attrs
@@ -24,6 +26,7 @@ from radixlink_contracts import (
     LoadMode,
     LoadWaiting,
     MatchPrefixParams,
+    RadixKey,
 )
 from radixlink_contracts.errors import CapacityError
 from radixlink_transformers._scheduler import Turn
@@ -34,7 +37,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from radixlink_contracts import LinkedPrefixCache, MatchResult, RadixKey
+    from radixlink_contracts import LinkedPrefixCache, MatchResult
     from radixlink_transformers._device import Device
     from radixlink_transformers._patience import Patience
     from radixlink_transformers._request import EngineRequest
@@ -43,6 +46,8 @@ if TYPE_CHECKING:
     from radixlink_transformers._values import Progress
 
     Tell: TypeAlias = Callable[[Progress], None]
+
+_NOTHING: Final = RadixKey(array("q"))
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -113,9 +118,9 @@ class Admission:
         before: int | None = None
         for_store: Patience | None = None
         for_room: Patience | None = None
-        without_store = False
+        without_store = without_prefix = False
         while True:
-            match = self._match(request, without_store=without_store)
+            match = self._match(request, without_store=without_store, without_prefix=without_prefix)
             before = match.device_prefix_len if before is None else before
             asked = match.external in {ExternalMatch.UNKNOWN, ExternalMatch.HIT}
             if asked and for_store is None:
@@ -137,10 +142,18 @@ class Admission:
                     without_store = True
                 continue
             if isinstance(room, CapacityError):
+                if self._is_alone and match.device_prefix_len:
+                    # What its own prefix locks may be all that is in the way.
+                    without_prefix = True
+                    continue
                 for_room = self._wait_for_room(room, for_room)
             yield Turn.WAITS
 
-    def _match(self, request: EngineRequest, *, without_store: bool) -> MatchResult:
+    def _match(
+        self, request: EngineRequest, *, without_store: bool, without_prefix: bool
+    ) -> MatchResult:
+        if without_prefix:
+            return self.on_device(_NOTHING)
         if without_store:
             return self.on_device(request.key)
         request.may_match = False
@@ -177,18 +190,20 @@ class Admission:
             hit = 0
         prefix = stay.lock(match)
         behind = num_tokens - len(prefix.slots)
-        if not stay.try_reserve(behind - hit):
-            return stay.no_room(behind - hit, len(prefix.slots) + hit)
+        if hit and not stay.try_reserve(behind - hit, hit):
+            # There may be room for one window and not for two.
+            hit = 0
         loading = 0
         if hit:
             answer = self._load(request, hit, LoadMode.LAYER_WISE, tell)
             if isinstance(answer, LoadWaiting):
                 return None
             loading = answer.num_tokens if isinstance(answer, LoadAdmitted) else 0
-            if loading < hit and not stay.try_reserve(behind - loading):
+        if (loading < hit or not hit) and not stay.try_reserve(behind - loading):
+            if loading:
                 # It is queued and not started, so that it ends here.
                 self._cache.release_aborted_request(request.request_id)
-                return stay.no_room(behind - loading, len(prefix.slots) + loading)
+            return stay.no_room(behind - loading, len(prefix.slots) + loading)
         state: int | None = None
         if self._device.states is not None:
             state = stay.try_take_state(prefix)
@@ -236,8 +251,12 @@ class Admission:
         self._traffic.room_is_awaited = True
         if self._traffic.num_running:
             return None
-        alone = self._traffic.num_in_flight == 1 and not self._cache.num_outstanding
         patience = patience or self._begin_wait()
-        if alone or not patience.lasts():
+        if self._is_alone or not patience.lasts():
             raise refusal
         return patience
+
+    @property
+    def _is_alone(self) -> bool:
+        """No other request and no transfer has anything that could become free."""
+        return self._traffic.num_in_flight == 1 and not self._cache.num_outstanding

@@ -122,20 +122,21 @@ class Stay:
 
     # -- room ------------------------------------------------------------------------------------
 
-    def try_reserve(self, num_tokens: int) -> bool:
+    def try_reserve(self, num_tokens: int, num_loading: int = 0) -> bool:
         """The request has slots for so many tokens; evicts what it must.
 
         Slots that it had reserved before are given back first.
 
         Args:
             num_tokens: Whole pages.
+            num_loading: So many are loaded before them, and take slots too: their window is left.
 
         Returns:
             False where there is no room even so. The request has no slots then.
         """
         self._free_slots()
         self._held.callback(self._free_slots)
-        return self._take_slots(num_tokens)
+        return self._take_slots(num_tokens, num_loading)
 
     def no_room(self, num_tokens: int, num_locked: int) -> CapacityError:
         """Why slots cannot be had.
@@ -245,28 +246,29 @@ class Stay:
         if slot is not None:
             self._state_slots.remove(slot)
 
-    def _take_slots(self, num_tokens: int) -> bool:
+    def _take_slots(self, num_tokens: int, num_loading: int) -> bool:
         """Take slots, evicting what is missing; False, with none taken, where that is not enough."""
         full, windows = self._device.full, self._device.windows
-        swa, least, most = None, 0, 0
+        swa, least, most, left = None, 0, 0, 0
         if windows is not None:
             swa, geometry = windows.pair.swa, windows.pool.geometry
+            left = geometry.pages_of(num_loading) * geometry.page_size
             most = min(num_tokens, swa.size)
             least = min(num_tokens, geometry.pages_of(num_tokens) * geometry.page_size)
         missing = EvictParams(
             num_tokens=max(0, num_tokens - full.available_size),
-            swa_num_tokens=0 if swa is None else max(0, most - swa.available_size),
+            swa_num_tokens=0 if swa is None else max(0, most + left - swa.available_size),
         )
         if missing.num_tokens or missing.swa_num_tokens:
             self._cache.evict(missing)
-        if swa is not None and swa.available_size < least:
+        if swa is not None and swa.available_size < least + left:
             return False
         slots = full.alloc(num_tokens)
         if slots is None:
             return False
         self._slots = slots
         if swa is not None:
-            window_slots = swa.alloc(min(most, swa.available_size))
+            window_slots = swa.alloc(min(most, swa.available_size - left))
             assert window_slots is not None, "no more than what is available was asked for"
             self._window_slots = window_slots
         return True
