@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import resource
@@ -249,38 +250,37 @@ def test_what_goes_is_least_recently_used_and_no_more_than_is_needed() -> None:
 # --- a disk that says no --------------------------------------------------------------------------
 
 
-@pytest.fixture
-def limit() -> Iterator[None]:
-    """Restores the limit of a file's length."""
+@contextlib.contextmanager
+def files_of_at_most(num_bytes: int) -> Iterator[None]:
+    """No file of this process grows beyond; only in here, for pytest may write to a file as well."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    yield
-    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-@pytest.mark.usefixtures("limit")
 def test_no_room_ends_writing_until_there_is_some_and_is_told_once(
     make_log: MakeLog, layout: PoolLayout, files: Path, clock: StillClock
 ) -> None:
     log = make_log()
     put_all(log, range(2))
-    _, most = resource.getrlimit(resource.RLIMIT_FSIZE)
     # In the middle of the third record.
-    half = LogFormat(layout).offset(2) + 100
-    resource.setrlimit(resource.RLIMIT_FSIZE, (half, most))
-    assert not log.put(2)
-    assert paths(files)[0].stat().st_size == LogFormat(layout).offset(2)
-    # Not tried again for a while, and then in vain.
-    assert log.log.pause_s() == 10
-    assert not log.put(3)
-    clock.now += 10
-    assert log.log.pause_s() == 0
-    assert not log.put(3)
+    with files_of_at_most(LogFormat(layout).offset(2) + 100):
+        assert not log.put(2)
+        assert paths(files)[0].stat().st_size == LogFormat(layout).offset(2)
+        # Not tried again for a while, and then in vain.
+        assert log.log.pause_s() == 10
+        assert not log.put(3)
+        clock.now += 10
+        assert log.log.pause_s() == 0
+        assert not log.put(3)
     assert log.tally.counters.write_failed == 2
     assert log.held(range(4)) == [0, 1]
     (told,) = log.told
     assert "there is no room" in told
     assert str(files) in told
-    resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
     assert not log.put(3)
     clock.now += 10
     put_all(log, range(3, 6))
@@ -288,25 +288,20 @@ def test_no_room_ends_writing_until_there_is_some_and_is_told_once(
     assert make_log().held(range(6)) == [0, 1, 3, 4, 5]
 
 
-@pytest.mark.usefixtures("limit")
 def test_no_room_for_a_new_file_leaves_none(make_log: MakeLog, files: Path) -> None:
     log = make_log()
-    _, most = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (10, most))
-    assert not log.put(0)
+    with files_of_at_most(10):
+        assert not log.put(0)
     assert paths(files) == []
 
 
-@pytest.mark.usefixtures("limit")
 def test_no_room_for_the_list_of_keys_leaves_the_records(
     make_log: MakeLog, layout: PoolLayout
 ) -> None:
     log = make_log()
     put_all(log, range(2))
-    _, most = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (LogFormat(layout).offset(2) + 20, most))
-    log.close()
-    resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
+    with files_of_at_most(LogFormat(layout).offset(2) + 20):
+        log.close()
     assert len(log.told) == 1
     assert make_log().held(range(2)) == [0, 1]
 
