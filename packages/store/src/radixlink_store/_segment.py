@@ -306,34 +306,6 @@ class Segment:
                 way = line.find(tag, way + 1)
         return None
 
-    def copies(self, place: Place) -> list[tuple[int, int]]:
-        """The slots that hold a page, with their state words, if there are several; lowest first.
-
-        Returns:
-            Nothing for a page that is there at most once.
-
-        Cost: half a microsecond, nearly always.
-        """
-        tags, ways, tag = self._tags, self.ways, place.tag
-        count = 0
-        for bucket in place.buckets:
-            count += tags[bucket * ways : (bucket + 1) * ways].tobytes().count(tag)
-        # Its own tag; that of another page is the same once in four times.
-        return [] if count <= 1 else self._copies(place)
-
-    def _copies(self, place: Place) -> list[tuple[int, int]]:
-        """The same, by a look at each slot that has the tag."""
-        found = []
-        for bucket, line in zip(place.buckets, self.tags_at(place.buckets), strict=True):
-            way = line.find(place.tag)
-            while way >= 0:
-                slot = bucket * self.ways + way
-                word = self._word[slot]
-                if word & MATCH_MASK == place.match and self.key_of(slot) == place.key:
-                    found.append((slot, word))
-                way = line.find(place.tag, way + 1)
-        return sorted(found) if len(found) > 1 else []
-
     def key_of(self, slot: int) -> bytes:
         """The key in a slot's header."""
         start = self._header_start(slot)
@@ -411,6 +383,11 @@ class Segment:
     ) -> bool:
         """Put a page into a slot, whatever it holds, unless somebody else is faster.
 
+        Who writes the same page at the same time may have chosen another slot. So each looks again
+        when its own copy is whole, and gives that up if the other one is published: what somebody
+        may have opened is never taken away. Two who look in the same microsecond leave two copies,
+        of which the second is the first to be forgotten.
+
         Returns:
             Whether the page is there now. If not: the slot is locked by another writer, or its word
             is no longer the one `seen`, or its generations are used up; nothing was changed.
@@ -428,6 +405,9 @@ class Segment:
             self._age[slot] = age | generation & GENERATION_MASK
             self._lease[slot] = 0
             self._fill(slot, generation, place, parts, writer)
+            if self.find_one(place, self.tags_at(place.buckets), []) is not None:
+                words[slot] = emptied(word)
+                return True
             # The tag first: whoever sees a published word and then no tag has seen an older tag.
             self._tags[slot] = place.tag
             words[slot] = published(word)

@@ -443,10 +443,6 @@ class SegmentPageStore:
             if segment.write(lock, slot, word, place, parts, writer=self._writer, age=age):
                 if mine is not None:
                     mine.add(slot)
-                # Whoever writes the same page at the same time may have chosen another slot. Both
-                # look after they have published, so one of them sees it, and both choose alike.
-                for copy, seen in segment.copies(place)[1:]:
-                    segment.empty(lock, copy, seen)
                 return _WRITTEN_OVER if word & STATE_MASK == _READY else _WRITTEN
             outcome = _BUSY
         return outcome
