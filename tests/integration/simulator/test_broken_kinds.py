@@ -8,7 +8,7 @@ import pytest
 from tests.integration.simulator.mutants import Mutant, Patch, check_found, check_found_by
 
 from radixlink_components import MambaComponent, SWAComponent
-from radixlink_contracts import ExternalLinkerLoadPhase, LinkerTransferPhase, Outcome
+from radixlink_contracts import ComponentType, ExternalLinkerLoadPhase, LinkerTransferPhase, Outcome
 from radixlink_linker import DeviceSlots, UnifiedCacheLinkerWrapper
 from radixlink_linker._commit import commit_load
 from radixlink_linker._operation import LoadOperation, Operation
@@ -26,9 +26,12 @@ if TYPE_CHECKING:
         BatchIndex,
         InsertResult,
         LinkedTreeCore,
+        MatchResult,
         NodeId,
         PageKeySource,
         PoolTransfer,
+        RadixKey,
+        RequestId,
         RequestKV,
         StepReport,
         TreeNodeView,
@@ -93,6 +96,20 @@ def map_a_window_to_other_slots(patch: Patch) -> None:
     patch.setattr(SWAComponent, "update_external_linker_load", update)
 
 
+def take_the_head_for_granted(patch: Patch) -> None:
+    original = Wrapper.match
+
+    def match(
+        self: Wrapper, key: RadixKey, request_id: RequestId, device: MatchResult
+    ) -> MatchResult:
+        request = self._requests.get(request_id)
+        if request is not None and request.lookup is not None and request.answered:
+            request.lookup.start = min(request.lookup.start, device.device_prefix_len)
+        return original(self, key, request_id, device)
+
+    patch.setattr(Wrapper, "match", match)
+
+
 def leave_windows_unlocked(patch: Patch) -> None:
     patch.setattr(Windows, "lock", lambda *_: 0)
 
@@ -118,7 +135,7 @@ def offer_no_late_part(patch: Patch) -> None:
 
     def offload(self: Wrapper, node_ids: Sequence[NodeId]) -> None:
         nodes = [self._tree.node(node_id) for node_id in node_ids]
-        original(self, [node.node_id for node in nodes if 0 in node.unstored])
+        original(self, [node.node_id for node in nodes if ComponentType.FULL in node.unstored])
 
     patch.setattr(Wrapper, "offload", offload)
 
@@ -127,7 +144,7 @@ def offer_no_late_part(patch: Patch) -> None:
 
 
 def read_layers_at_once(patch: Patch) -> None:
-    patch.setattr(SimulatedLayerCounter, "_decided", lambda *_: True)
+    patch.setattr(SimulatedLayerCounter, "decided", lambda *_: True)
 
 
 def take_what_has_not_come_for_landed(patch: Patch) -> None:
@@ -213,6 +230,15 @@ MUTANTS: Final = (
         interleavings=("the bytes of a published state equal to the state at its boundary",),
     ),
     Mutant(name="a window beside other slots", rule=Rule.PAGES, breaks=map_a_window_to_other_slots),
+    Mutant(
+        name="a head that is gone is not missed",
+        rule=Rule.FRAMES,
+        breaks=take_the_head_for_granted,
+        interleavings=(
+            "a head tombstoned between lookup and load",
+            "a head evicted between lookup and match",
+        ),
+    ),
     Mutant(name="windows are not locked", rule=Rule.LANDED, breaks=leave_windows_unlocked),
     Mutant(name="a locked state is evicted", rule=Rule.RECEIPTS, breaks=evict_locked_states),
     Mutant(name="a checkpoint is handed out", rule=Rule.LANDED, breaks=hand_out_the_checkpoint),
