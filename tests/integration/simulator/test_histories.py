@@ -42,6 +42,12 @@ def test_every_rule_holds_in_the_histories_of_the_normal_run(first_seed: int) ->
     assert report.tally.given_up > 0
 
 
+def test_it_does_not_matter_how_many_processes_share_the_seeds() -> None:
+    # Two chunks, of which the second is short.
+    alone, shared = (campaign(0, 30, processes=processes) for processes in (1, 2))
+    assert attrs.evolve(alone, seconds=0) == attrs.evolve(shared, seconds=0)
+
+
 def test_nothing_is_written_off_where_nothing_goes_wrong() -> None:
     for seed in range(0, 40, 2):
         result = run(plan_of(seed))

@@ -20,20 +20,18 @@ from radixlink_contracts import (
     IncLockRefParams,
     InsertParams,
     LoadAdmitted,
-    LoadMode,
     LoadWaiting,
-    MatchPrefixParams,
     Namespace,
     PoolName,
     RadixKey,
 )
 from radixlink_testing.simulator._batch import Batch
 from radixlink_testing.simulator._device import pages_of
-from radixlink_testing.simulator._rank import HandedIn, request_id
+from radixlink_testing.simulator._inquiry import Inquiry
+from radixlink_testing.simulator._rank import request_id
 from radixlink_testing.simulator._requests import Life, Request, Verdict
 from radixlink_testing.simulator._room import part_of, plot_of
 from radixlink_testing.simulator._rules import Rule
-from radixlink_testing.simulator._watch import Wanted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -42,7 +40,6 @@ if TYPE_CHECKING:
         BatchIndex,
         IncLockRefResult,
         InsertResult,
-        LoadBack,
         MatchResult,
         NodeId,
         StepReport,
@@ -69,6 +66,7 @@ class Engine:
         """Start with no request."""
         self._replica = replica
         self._referee = replica.referee
+        self._inquiry = Inquiry(replica)
         #: All that are not over, in the order in which they came.
         self.requests: dict[str, Request] = {}
         #: Batches that run, oldest first.
@@ -203,7 +201,7 @@ class Engine:
     def _take_over(self, request: Request) -> None:
         """What a request that runs was admitted with is the tree's: lock it, and go on with that."""
         request.verdict = Verdict.NONE
-        pages, nodes = self._device_match(request)
+        pages, nodes = self._inquiry.device_match(request)
         if pages < request.start:
             self._referee.breach(
                 Rule.LANDED, f"{request.name} has landed, but the device has {pages} of its pages"
@@ -241,7 +239,7 @@ class Engine:
     def look(self, admit: int) -> list[tuple[Request, MatchResult]]:
         """Match those that wait; what becomes of them is decided in `admit`, and much may lie between."""
         waiting = [one for one in self.requests.values() if one.life is Life.WAITING]
-        found = [(request, self._match(request)) for request in waiting[:admit]]
+        found = [(request, self._inquiry.match(request)) for request in waiting[:admit]]
         for request, result in found:
             if result.external is ExternalMatch.UNKNOWN:
                 self._move(request, Life.TOLD_TO_WAIT)
@@ -254,7 +252,8 @@ class Engine:
                 continue
             if result.external is ExternalMatch.HIT:
                 self.num_hits += 1
-                answer = self._load_back(request, result)
+                answer = self._inquiry.load_back(request, result)
+                self.num_loads += isinstance(answer, LoadWaiting | LoadAdmitted)
                 if isinstance(answer, LoadWaiting):
                     self._move(request, Life.TOLD_TO_WAIT)
                     continue
@@ -268,98 +267,11 @@ class Engine:
         request = self.requests.get(name)
         if request is None or request.life is Life.RUNNING:
             return
-        if self._match(request).external is ExternalMatch.UNKNOWN:
+        if self._inquiry.match(request).external is ExternalMatch.UNKNOWN:
             if request.life is Life.WAITING:
                 self._move(request, Life.TOLD_TO_WAIT)
         else:
             self._move(request, Life.WAITING)
-
-    def _match(self, request: Request) -> MatchResult:
-        """What is cached of a request; asked twice, it is the same."""
-        ask = [MatchPrefixParams(key=request.key, request_id=one) for one in request.ids]
-        found = self._matched(ask)
-        if self._referee.tick % 2 == 0:
-            again = self._matched(ask)
-            if again != found:
-                self._referee.breach(
-                    Rule.MATCH, f"{request.name}: two matches without a step: {found}, {again}"
-                )
-        if self._referee.telling:
-            self._referee.note(
-                "engine",
-                f"{request.name} matches {found.device_prefix_len} tokens, {found.external.name} "
-                f"{found.host_hit_length}, waits for {found.waiting_on}",
-            )
-        pages = found.device_prefix_len // request.page_size
-        landed = self._replica.step_number < request.landed_until
-        if landed and pages < request.landed_pages:
-            self._referee.breach(
-                Rule.LANDED,
-                f"{request.name}: {request.landed_pages} pages landed, {pages} are left of them "
-                "while their lock is promised",
-            )
-        request.landed_pages = 0
-        if found.external is ExternalMatch.HIT:
-            self._check_hit(request, found)
-        self._referee.check()
-        return found
-
-    def _matched(self, ask: Sequence[MatchPrefixParams]) -> MatchResult:
-        """One match on all ranks."""
-        return self._replica.alike(
-            "match_prefix",
-            lambda rank: rank.cache.match_prefix(ask[rank.rank]),
-            lambda result: (
-                result.device_prefix_len,
-                result.external,
-                result.host_hit_length,
-                result.waiting_on,
-            ),
-        )
-
-    def _check_hit(self, request: Request, found: MatchResult) -> None:
-        """A hit is the longest prefix that every rank can restore."""
-        end = (found.device_prefix_len + found.host_hit_length) // request.page_size
-        for rank in self._replica.ranks:
-            answers = rank.watch.answers.get(request.name, [])
-            if not any(end - len(request.marks) + bits.count - 1 in bits for bits in answers):
-                self._referee.breach(
-                    Rule.FRAMES,
-                    f"{request.name} hits up to page {end}, which rank {rank.rank} does not have",
-                )
-
-    def _load_back(self, request: Request, found: MatchResult) -> LoadBack:
-        """Queue the load of a hit."""
-        end = (found.device_prefix_len + found.host_hit_length) // request.page_size
-        wanted = Wanted(name=request.name, marks=request.marks, promised=end)
-        layer_wise = request.layer_wise and self._replica.shape.layer_wise
-        mode = LoadMode.LAYER_WISE if layer_wise else LoadMode.STAGED
-        request.handed_in = [HandedIn(request_id=one, key=request.key) for one in request.ids]
-
-        def ask(rank: SimulatedRank) -> LoadBack:
-            rank.watch.wanted = wanted
-            answer = rank.cache.init_load_back(request.handed_in[rank.rank], mode)
-            rank.watch.wanted = None
-            return answer
-
-        answer = self._replica.alike("init_load_back", ask)
-        self._referee.note("engine", f"{request.name}: {answer}")
-        if not isinstance(answer, LoadAdmitted):
-            request.handed_in = []
-        if isinstance(answer, LoadWaiting | LoadAdmitted):
-            self.num_loads += 1
-        return answer
-
-    def _device_match(self, request: Request) -> tuple[int, dict[int, NodeId]]:
-        """How many pages of a request the device has, and the node where they end, by rank."""
-        nodes: dict[int, NodeId] = {}
-
-        def match(rank: SimulatedRank) -> int:
-            found = rank.cache.match_prefix(MatchPrefixParams(key=request.key))
-            nodes[rank.rank] = found.last_device_node
-            return found.device_prefix_len
-
-        return self._replica.alike("match_prefix", match) // request.page_size, nodes
 
     def _admit(self, request: Request, loading: int = 0) -> None:
         """Lock the prefix and take slots for what is to be computed.
@@ -368,11 +280,11 @@ class Engine:
             request: Whom.
             loading: Pages behind the device prefix that a layer-wise load brings.
         """
-        on_device, nodes = self._device_match(request)
+        on_device, nodes = self._inquiry.device_match(request)
         receipts = self._lock(nodes)
         if loading:
             self.num_layer_wise += 1
-            self._check_told(request, on_device, loading)
+            self._inquiry.check_told(request, on_device, loading)
         if not self._take(request, on_device, on_device + loading, receipts):
             self._unlock(receipts)
             if loading:
@@ -385,19 +297,6 @@ class Engine:
             return
         request.verdict = Verdict.OPEN if loading else Verdict.NONE
         self._move(request, Life.RUNNING)
-
-    def _check_told(self, request: Request, on_device: int, loading: int) -> None:
-        """Who is admitted was told where each of its tokens will be."""
-        size = request.page_size
-        for rank, handed_in in enumerate(request.handed_in):
-            told = [(start, len(slots)) for start, slots in handed_in.told]
-            if told != [(on_device * size, loading * size)]:
-                self._referee.breach(
-                    Rule.LOAD_BACK,
-                    f"rank {rank}: {request.name} has {on_device} pages and was admitted with "
-                    f"{loading} more, and it was told (start, slots) {told}",
-                )
-        self._referee.check()
 
     def _lock(self, nodes: dict[int, NodeId]) -> list[IncLockRefResult]:
         """Lock a path on every rank."""
