@@ -222,6 +222,15 @@ def never_give_up(patch: Patch) -> None:
     patch.setattr(WriteOffs, "too_many", property(lambda _: False))
 
 
+def name_all_ranks_for_what_is_written_off(patch: Patch) -> None:
+    original = WriteOffs.add
+
+    def add(self: WriteOffs, operation: Operation, ranks: tuple[int, ...]) -> None:
+        original(self, operation, (0, 1))
+
+    patch.setattr(WriteOffs, "add", add)
+
+
 MUTANTS: Final = (
     Mutant(
         name="the state of another boundary",
@@ -271,6 +280,11 @@ MUTANTS: Final = (
         name="quiesced before the copier left",
         rule=Rule.FRAMES,
         breaks=say_quiesced_while_a_copy_runs,
+    ),
+    Mutant(
+        name="the wrong ranks are named for what is written off",
+        rule=Rule.FRAMES,
+        breaks=name_all_ranks_for_what_is_written_off,
     ),
     Mutant(name="given up on one rank", rule=Rule.FRAMES, breaks=give_up_on_one_rank),
     Mutant(

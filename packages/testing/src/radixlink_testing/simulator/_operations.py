@@ -114,6 +114,10 @@ class Operation:
         """True while no rank knows how it ends."""
         return all(share.verdict is Verdict.PENDING for share in self.shares.values())
 
+    def holds_on(self, rank: int) -> bool:
+        """True when a rank has not let go of its pages."""
+        return not self.shares[rank].quiesced
+
     @property
     def quiesced(self) -> bool:
         """True when no rank touches its pages any more."""

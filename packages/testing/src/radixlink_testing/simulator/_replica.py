@@ -22,7 +22,7 @@ from radixlink_tree import check_invariants
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from radixlink_contracts import BatchIndex, StepReport
+    from radixlink_contracts import BatchIndex, OperationId, StepReport
     from radixlink_testing.simulator._pages import DevicePages
     from radixlink_testing.simulator._rank import Shape
     from radixlink_testing.simulator._rules import Referee
@@ -70,6 +70,8 @@ class Replica:
         #: Frames exchanged in the whole history.
         self.num_frames = 0
         self.attached = False
+        #: Written-off operations that each rank has named the holders of.
+        self._named: set[tuple[int, OperationId]] = set()
         #: It goes on without its store, until it is detached.
         self.given_up = False
 
@@ -292,13 +294,15 @@ class Replica:
                 )
             for lost in rank.cache.holders().written_off:
                 operation = self.operations.get(lost.operation.op)
-                told = {} if operation is None else operation.shares
-                wrong = [one for one in lost.ranks if one not in told]
-                if wrong or not lost.ranks:
+                if operation is None or (rank.rank, operation.op) in self._named:
+                    continue
+                self._named.add((rank.rank, operation.op))
+                busy = [one for one in sorted(operation.shares) if operation.holds_on(one)]
+                if list(lost.ranks) != busy:
                     self.referee.breach(
                         Rule.FRAMES,
-                        f"rank {rank.rank}: operation {lost.operation.op} is written off because "
-                        f"of ranks {lost.ranks}",
+                        f"rank {rank.rank}: operation {operation.op} is written off because of "
+                        f"ranks {list(lost.ranks)}, and ranks {busy} hold on to it",
                     )
 
     def _too_many_written_off(self, rank: SimulatedRank) -> bool:
