@@ -52,8 +52,8 @@ if TYPE_CHECKING:
 #: Ticks and seconds after which a request that was told nothing waits for ever.
 _PATIENCE_TICKS = 80
 _PATIENCE_S = 30.0
-#: How often a request that finds no room tries again.
-_MAX_REFUSALS = 100
+#: How often a request that finds no room tries again: what was written off may never come back.
+_MAX_REFUSALS = 40
 
 
 class Engine:
@@ -291,12 +291,16 @@ class Engine:
                 # It cannot run now, so its load is of no use.
                 request.handed_in = []
                 self._release(request)
-            request.refused += 1
-            if request.refused > _MAX_REFUSALS:
-                self.abort(request.name)
+            self._refuse(request)
             return
         request.verdict = Verdict.OPEN if loading else Verdict.NONE
         self._move(request, Life.RUNNING)
+
+    def _refuse(self, request: Request) -> None:
+        """There was no room for it: it tries again, but not for ever."""
+        request.refused += 1
+        if request.refused > _MAX_REFUSALS:
+            self.abort(request.name)
 
     def _lock(self, nodes: dict[int, NodeId]) -> list[IncLockRefResult]:
         """Lock a path on every rank."""
@@ -447,8 +451,8 @@ class Engine:
             request.states = [part.state for part in parts if part.state is not None]
             if not self._take(request, request.end, request.end, receipts):
                 self._unlock(receipts)
-                request.refused += 1
                 self._move(request, Life.WAITING)
+                self._refuse(request)
             return
         if request.grow():
             self._move(request, Life.WAITING)
