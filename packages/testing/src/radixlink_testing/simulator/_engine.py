@@ -54,6 +54,8 @@ _PATIENCE_TICKS = 80
 _PATIENCE_S = 30.0
 #: How often a request that finds no room tries again: what was written off may never come back.
 _MAX_REFUSALS = 40
+#: For how many of those one counts that comes between two chunks: all of the first is in vain.
+_CHUNK_REFUSALS = 8
 
 
 class Engine:
@@ -296,9 +298,9 @@ class Engine:
         request.verdict = Verdict.OPEN if loading else Verdict.NONE
         self._move(request, Life.RUNNING)
 
-    def _refuse(self, request: Request) -> None:
+    def _refuse(self, request: Request, weight: int = 1) -> None:
         """There was no room for it: it tries again, but not for ever."""
-        request.refused += 1
+        request.refused += weight
         if request.refused > _MAX_REFUSALS:
             self.abort(request.name)
 
@@ -452,7 +454,7 @@ class Engine:
             if not self._take(request, request.end, request.end, receipts):
                 self._unlock(receipts)
                 self._move(request, Life.WAITING)
-                self._refuse(request)
+                self._refuse(request, _CHUNK_REFUSALS)
             return
         if request.grow():
             self._move(request, Life.WAITING)
