@@ -421,6 +421,9 @@ class UnifiedCacheLinkerWrapper:
         report.detached = self._given_up = True
         for operation in list(self._operations):
             self._decide(operation, Verdict.FAILED, report)
+            if isinstance(operation, LoadOperation):
+                # Also those that came after the verdict, and wait for the room.
+                self._loads.tell_waiters(operation, report)
         report.ready.extend(lookup.request_id for lookup in self._requests.lookups)
         self._prober.clear()
         self._requests.clear()
