@@ -80,6 +80,7 @@ def scenarios() -> tuple[Scenario, ...]:
         _refused_offload(),
         _touch_of_a_lost_window(),
         _store_given_up(),
+        _given_up_while_an_offload_is_due(),
         _reset_with_everything_in_flight(),
     )
 
@@ -347,6 +348,36 @@ def _store_given_up() -> Scenario:
         shape=attrs.evolve(
             _SHAPE,
             settings=attrs.evolve(_SETTINGS, write_off_steps=6, written_off_percent=10),
+        ),
+    )
+
+
+def _given_up_while_an_offload_is_due() -> Scenario:
+    """What is written off leaves room for an offload that is due: it does not begin any more."""
+    return _scenario(
+        "a store that is given up while an offload waits for its turn",
+        [
+            *_stored("abcd"),
+            _tick([Strike(1, Fault.OFFLOAD_HANGS), Arrive(name="w", pages="ddcc")]),
+            *_busy(4),
+            _tick([Pass(9.0)]),
+            *_asked(Arrive(name="r", pages="abcd"), Arrive(name="x", pages="bbbb")),
+            *[_tick()] * 4,
+            *_busy(4),
+        ],
+        tells=(
+            "the next offload hangs",
+            "r: LoadWaiting",
+            "launches ['x']",
+            "the store is given up",
+            "failed ['r']",
+            "launches ['r']",
+        ),
+        shape=attrs.evolve(
+            _SHAPE,
+            settings=attrs.evolve(
+                _SETTINGS, max_operations=2, write_off_steps=6, written_off_percent=0
+            ),
         ),
     )
 
