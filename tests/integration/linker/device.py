@@ -5,12 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import torch
-from tests.integration.linker.watched import (
-    SENTINEL,
-    WatchedAllocator,
-    WatchedPair,
-    WatchedStates,
-)
+from tests.integration.linker.watched import SENTINEL, Wiper
 
 from radixlink_contracts import PoolName
 from radixlink_pools import (
@@ -20,6 +15,7 @@ from radixlink_pools import (
     PagedAllocator,
     StateSlotAllocator,
 )
+from radixlink_testing.allocators import WatchedAllocator, WatchedPair, WatchedStates
 from radixlink_testing.pages import range_bytes
 
 if TYPE_CHECKING:
@@ -45,19 +41,17 @@ class Device:
         }
         self.group = DevicePoolGroup(self.entries.values())
         page_size = model.page_size
+        wiper = Wiper(
+            {pool: self._rows(pool) for pool in model.pools},
+            {pool: model.slots_of_page(pool) for pool in model.pools},
+        )
         self.allocator: WatchedAllocator | WatchedPair = (
-            WatchedPair(
-                FullSwaAllocator(num_pages, model.num_swa_pages, page_size),
-                self._rows(PoolName.KV),
-                self._rows(PoolName.SWA),
-            )
+            WatchedPair(FullSwaAllocator(num_pages, model.num_swa_pages, page_size), wiper)
             if model.window
-            else WatchedAllocator(PagedAllocator(num_pages, page_size), self._rows(PoolName.KV))
+            else WatchedAllocator(PagedAllocator(num_pages, page_size), PoolName.KV, wiper)
         )
         self.states: WatchedStates | None = (
-            WatchedStates(StateSlotAllocator(model.num_states), self._rows(PoolName.MAMBA))
-            if model.states
-            else None
+            WatchedStates(StateSlotAllocator(model.num_states), wiper) if model.states else None
         )
 
     @property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import attrs
 import pytest
 from tests.integration.linker.layer_wise import ask_for
 from tests.integration.linker.models import KINDS
@@ -101,6 +102,35 @@ def test_the_ranks_that_did_not_let_go_are_named_on_all(
     replica.reset()
     assert in_use(replica) == 0
     assert not replica.alike(lambda rank: rank.cache.holders().written_off)
+
+
+@several
+def test_who_waits_for_room_is_told_when_the_store_is_given_up(
+    make_replica: MakeReplica, num_ranks: int
+) -> None:
+    # Staged loads may hold 8 of 64 slots.
+    late = attrs.evolve(settings(0), write_off_steps=9, staged_percent=13)
+    replica = make_replica(num_ranks, by_hand=True, settings=late)
+    replica.store(TOKENS)
+    replica.store(SEQUENCES[0])
+    # An offload that is written off before the load is, for whose room somebody waits.
+    replica.compute(SEQUENCES[1])
+    for rank in replica.ranks:
+        (offload,) = rank.by_hand.started
+        rank.by_hand.complete(offload, Outcome.FAILED, quiesced=rank.rank > 0)
+    replica.step()
+    operation = replica.queue("a", TOKENS).operation_id
+    replica.start()
+    fail(replica, operation, 0)
+    assert replica.step().failed == ("a",)
+    assert replica.ask("w", SEQUENCES[0]).external is ExternalMatch.HIT
+    assert replica.load_back("w", SEQUENCES[0]) == LoadWaiting(operation_id=operation)
+    report = replica.step()
+    while report == StepReport():
+        report = replica.step()
+    assert report == StepReport(ready=(RequestId("w"),), detached=True)
+    assert replica.match("w", SEQUENCES[0]).external is ExternalMatch.NOT_ASKED
+    replica.reset()
 
 
 def test_many_at_once_are_named_by_one_frame(make_replica: MakeReplica) -> None:

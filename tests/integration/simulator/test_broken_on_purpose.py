@@ -1,9 +1,4 @@
-"""The simulator finds what it is for: each rule, broken on purpose in the real parts.
-
-Every mutant is the real code with one thing changed, the same on all ranks. It must be found within
-2,000 histories, and what is found must be the rule that was broken. Seeds are tried in their order,
-so a mutant that is found once is found again as fast.
-"""
+"""The simulator finds what it is for: each rule, broken on purpose in the real parts."""
 
 from __future__ import annotations
 
@@ -11,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 import pytest
+from tests.integration.simulator.mutants import Mutant, Patch, check_found, check_found_by
 
 from radixlink_contracts import (
     InsertOrigin,
@@ -37,7 +33,7 @@ from radixlink_linker._operation import (
 from radixlink_linker._ranks import FrameExchange
 from radixlink_linker._requests import RequestTable
 from radixlink_linker._touches import Touches
-from radixlink_testing.simulator import Plan, Rule, plan_of, run, scenarios
+from radixlink_testing.simulator import Plan, Rule, plan_of
 from radixlink_tree import UnifiedTreeCore, hash_pages
 
 if TYPE_CHECKING:
@@ -60,28 +56,7 @@ if TYPE_CHECKING:
     from radixlink_linker._requests import Request
     from radixlink_linker._settings import LinkerSettings
 
-MAX_HISTORIES: Final = 2000
-Patch = pytest.MonkeyPatch
 Wrapper = UnifiedCacheLinkerWrapper
-
-
-@attrs.frozen(kw_only=True)
-class Mutant:
-    """One thing that is wrong.
-
-    Attributes:
-        name: What.
-        rule: Which rule must be found broken.
-        breaks: Changes the real parts.
-        interleavings: The scenarios that must find it too.
-        plan: Makes the history of a seed.
-    """
-
-    name: str
-    rule: Rule
-    breaks: Callable[[Patch], None]
-    interleavings: tuple[str, ...] = ()
-    plan: Callable[[int], Plan] = plan_of
 
 
 # -- 1: nothing leaves a request before it has landed ----------------------------------------------
@@ -173,7 +148,7 @@ def cancel_what_the_thread_has_not_taken(patch: Patch) -> None:
         original(self, request_id)
         jobs: list[Any] = getattr(self.linker, "_jobs", [])
         for job in list(jobs):
-            if operation is not None and job.ticket.op == operation.op and job.keys is None:
+            if operation is not None and job.ticket.op == operation.op and not job.opened:
                 jobs.remove(job)
                 self._retire(operation)
 
@@ -481,10 +456,12 @@ def offer_what_was_restored(patch: Patch) -> None:
 
 
 def hash_pages_without_what_is_before(patch: Patch) -> None:
-    def alone(_: bytes | None, tokens: bytes, page_size: int) -> bytes:
+    def alone(
+        _: bytes | None, tokens: bytes, page_size: int, pause: Callable[[], None] | None = None
+    ) -> bytes:
         width = page_size * 8
         pages = (tokens[at : at + width] for at in range(0, len(tokens), width))
-        return b"".join(hash_pages(None, page, page_size) for page in pages)
+        return b"".join(hash_pages(None, page, page_size, pause) for page in pages)
 
     patch.setattr("radixlink_tree._chain.hash_pages", alone)
 
@@ -617,12 +594,17 @@ MUTANTS: Final = (
         rule=Rule.FRAMES,
         breaks=compare_with_the_least_digest,
     ),
-    Mutant(name="a rank decides by itself", rule=Rule.STORED, breaks=decide_by_the_own_verdict),
+    Mutant(
+        name="a rank decides by itself",
+        rule=Rule.STORED,
+        breaks=decide_by_the_own_verdict,
+        interleavings=("layer 20 of 30 failing on one rank while the forward runs",),
+    ),
     Mutant(
         name="one failure decides nothing",
         rule=Rule.LANDED,
         breaks=take_pending_for_done,
-        interleavings=("layer 20 of 30 failing on one rank while the forward runs",),
+        interleavings=("layer 20 of 30 failing on one rank while another's forward runs",),
     ),
     Mutant(name="a rank uses its own mask", rule=Rule.FRAMES, breaks=use_the_own_mask),
     Mutant(name="two collectives a step", rule=Rule.FRAMES, breaks=exchange_twice),
@@ -679,15 +661,7 @@ MUTANTS: Final = (
 def test_a_mutant_is_found_and_its_rule_is_named(
     mutant: Mutant, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    mutant.breaks(monkeypatch)
-    for seed in range(MAX_HISTORIES):
-        broken = run(mutant.plan(seed)).broken
-        if broken is not None:
-            break
-    else:
-        pytest.fail(f"not found in {MAX_HISTORIES} histories")
-    assert broken.rule is mutant.rule, f"seed {seed}: {broken}"
-    assert str(broken).startswith(f"rule {mutant.rule.value} ")
+    check_found(mutant, monkeypatch)
 
 
 @pytest.mark.parametrize(
@@ -698,9 +672,7 @@ def test_a_mutant_is_found_and_its_rule_is_named(
 def test_a_mutant_is_found_by_its_interleaving(
     name: str, mutant: Mutant, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (scenario,) = [one for one in scenarios() if one.plan.name == name]
-    mutant.breaks(monkeypatch)
-    assert run(scenario.plan).broken is not None
+    check_found_by(name, mutant, monkeypatch)
 
 
 def test_every_rule_has_a_mutant() -> None:

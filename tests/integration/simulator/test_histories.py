@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections import Counter
 from typing import Final
 
 import attrs
@@ -37,6 +38,15 @@ def test_every_rule_holds_in_the_histories_of_the_normal_run(first_seed: int) ->
     assert report.tally.requests >= 15 * HISTORIES
     assert min(report.tally.hits, report.tally.loads) > HISTORIES
     assert report.tally.divergences > HISTORIES // 10
+    assert report.tally.layer_wise > HISTORIES // 2
+    assert report.tally.touches > HISTORIES
+    assert report.tally.given_up > 0
+
+
+def test_it_does_not_matter_how_many_processes_share_the_seeds() -> None:
+    # Two chunks, of which the second is short.
+    alone, shared = (campaign(0, 30, processes=processes) for processes in (1, 2))
+    assert attrs.evolve(alone, seconds=0) == attrs.evolve(shared, seconds=0)
 
 
 def test_nothing_is_written_off_where_nothing_goes_wrong() -> None:
@@ -52,6 +62,12 @@ def test_a_history_is_as_long_as_it_must_be() -> None:
         assert plan.num_requests >= 20
         assert 2 <= plan.shape.num_ranks <= 4
         assert plan.faulty == (seed % 2 == 1)
+
+
+def test_the_seed_draws_the_kind() -> None:
+    kinds = Counter(plan_of(seed).shape.kind for seed in range(200))
+    assert sorted(kinds) == ["full", "full+mamba", "full+swa", "full+swa+mamba"]
+    assert min(kinds.values()) > 30
 
 
 def test_one_rank_alone_exchanges_nothing() -> None:

@@ -419,12 +419,16 @@ class UnifiedCacheLinkerWrapper:
     def _give_up(self, report: ReportBuilder) -> None:
         """Go on without a store: fail what is pending, and only wait for its end."""
         report.detached = self._given_up = True
+        # Before a verdict makes room for one that is due, whose end nobody could tell the tree.
+        self._offloads.clear()
         for operation in list(self._operations):
             self._decide(operation, Verdict.FAILED, report)
+            if isinstance(operation, LoadOperation):
+                # Also those that came after the verdict, and wait for the room.
+                self._loads.tell_waiters(operation, report)
         report.ready.extend(lookup.request_id for lookup in self._requests.lookups)
         self._prober.clear()
         self._requests.clear()
-        self._offloads.clear()
         self._tree.detach_linker()
 
     # -- for people --------------------------------------------------------------------------------

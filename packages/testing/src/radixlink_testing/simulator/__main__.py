@@ -56,13 +56,14 @@ def summary(report: Report) -> str:
     ran = f"{report.histories} histories, {report.faulty} with faults, {report.seconds:.1f} s"
     happened = (
         f"{tally.steps} steps, {tally.frames} frames, {tally.requests} requests, {tally.hits} hits, "
-        f"{tally.loads} loads, {tally.faults} faults, {tally.divergences} divergences"
+        f"{tally.loads} loads ({tally.layer_wise} layer-wise), {tally.touches} touches, "
+        f"{tally.faults} faults, {tally.divergences} divergences"
     )
     return "\n".join(
         [
             ran,
             happened,
-            f"{tally.slots_written_off} slots written off",
+            f"{tally.slots_written_off} slots written off, {tally.given_up} stores given up",
             f"{len(report.broken)} broken",
             *(f"seed {seed}: {error}" for seed, error in report.broken),
         ]

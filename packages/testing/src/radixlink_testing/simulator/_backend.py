@@ -1,9 +1,12 @@
 """`SimulatedLinker`: a backend that moves only when the history says so, and fails when told to.
 
 A load opens its pages, then for each layer range begins a copy and ends it; an offload the same, and
-then puts. Each of these is one quantum of work, so that anything may happen between any two: the
-ranks decide while a copy runs, the page that was opened is gone. As a backend must, it asks the
-ticket before each copy, and says that it is quiesced when none runs any more.
+then puts; a touch opens its pages, and that is all. Each of these is one quantum of work, so that
+anything may happen between any two: the ranks decide while a copy runs, the page that was opened is
+gone. As a backend must, it asks the ticket before each copy, and says that it is quiesced when none
+runs any more.
+
+A layer-wise load moves likewise; what is waited for besides is moved by whoever waits.
 """
 
 from __future__ import annotations
@@ -11,13 +14,11 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Final
 
-import attrs
 from typing_extensions import override
 
 from radixlink_contracts import (
     BatchingLinker,
     Completion,
-    Executor,
     LoadMode,
     Outcome,
     PageBits,
@@ -26,17 +27,14 @@ from radixlink_contracts import (
     TouchingLinker,
     UnifiedCacheLinker,
 )
-from radixlink_contracts.errors import (
-    ContractError,
-    InvalidTransitionError,
-    StorageError,
-    TransferTimeoutError,
-)
+from radixlink_contracts.errors import ContractError, StorageError, TransferTimeoutError
 from radixlink_testing.simulator._faults import Fault
+from radixlink_testing.simulator._job import Job, JobKind, Run
+from radixlink_testing.simulator._layers import SimulatedLayerCounter
 from radixlink_testing.simulator._rules import Rule
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Iterable, Sequence
 
     from radixlink_contracts import (
         BatchIndex,
@@ -53,6 +51,7 @@ if TYPE_CHECKING:
 _OF_CALLS: Final = {
     "load": Fault.LOAD_RAISES,
     "start_layer_wise_loading": Fault.START_RAISES,
+    "finish_layer_wise_loading": Fault.FINISH_RAISES,
     "cancel_queued_load": Fault.CANCEL_RAISES,
     "offload": Fault.OFFLOAD_RAISES,
     "touch": Fault.TOUCH_RAISES,
@@ -62,6 +61,7 @@ _OF_CALLS: Final = {
 _OF_LOADS: Final = (
     Fault.LOAD_FAILS,
     Fault.LOAD_HANGS,
+    Fault.LOAD_SLOW,
     Fault.LATE_WRITER,
     Fault.LOAD_DOUBLED,
     Fault.LOAD_CONTRADICTS,
@@ -74,90 +74,17 @@ _OF_OFFLOADS: Final = (
     Fault.OFFLOAD_LOST,
 )
 _OF_TOUCHES: Final = (Fault.TOUCH_FAILS, Fault.TOUCH_LOST)
+_FAULTS_OF: Final = {
+    JobKind.LOAD: _OF_LOADS,
+    JobKind.OFFLOAD: _OF_OFFLOADS,
+    JobKind.TOUCH: _OF_TOUCHES,
+}
 _FAILING: Final = (Fault.LOAD_FAILS, Fault.OFFLOAD_FAILS)
 _HANGING: Final = (Fault.LOAD_HANGS, Fault.OFFLOAD_HANGS)
 _LOST: Final = (Fault.LOAD_LOST, Fault.OFFLOAD_LOST, Fault.TOUCH_LOST)
 _CONTRADICTING: Final = (Fault.LOAD_CONTRADICTS, Fault.OFFLOAD_CONTRADICTS)
-#: Quanta for which a late writer's copy goes on after it said that it failed.
+#: Quanta for which a late writer's copy goes on after it said that it failed, and a slow one's.
 _LATE_QUANTA: Final = 6
-
-
-@attrs.define(kw_only=True, eq=False)
-class _Job:
-    """One operation on its way.
-
-    Attributes:
-        ticket: The operation.
-        transfer: Its pages' keys.
-        pages: Its pages on the device.
-        share: What is known of it.
-        load: True for a load.
-        touch: True for a touch, which has no pages on the device.
-        fault: What goes wrong with it.
-        keys: The keys, once they are hashed.
-        layer: The layer range that is copied now, or next.
-        copying: A copy touches its pages.
-        delay: Quanta that the copy still takes.
-        gathered: What an offload has read, by page.
-    """
-
-    ticket: OperationTicket
-    transfer: PoolTransfer
-    pages: list[int]
-    share: Share
-    load: bool
-    fault: Fault | None
-    touch: bool = False
-    keys: PageKeys | None = None
-    layer: int = 0
-    copying: bool = False
-    delay: int = 0
-    gathered: list[list[bytes]] = attrs.field(factory=list)
-
-    @property
-    def what(self) -> str:
-        """What it is, for a story."""
-        kind = "load" if self.load else "touch" if self.touch else "offload"
-        return f"{kind} {self.ticket.op}"
-
-
-class SimulatedExecutor(Executor):
-    """Keeps tasks until the history runs them."""
-
-    def __init__(self, watch: Watch) -> None:
-        """Start with nothing to do."""
-        self._watch = watch
-        self.tasks: deque[Callable[[], None]] = deque()
-        #: Tasks that hang, or take long.
-        self.held: deque[Callable[[], None]] = deque()
-        self._closed = False
-
-    @override
-    def submit(self, task: Callable[[], None]) -> None:
-        """Keep a task.
-
-        Raises:
-            InvalidTransitionError: The executor was closed, or refuses.
-        """
-        if self._closed or self._watch.strikes(Fault.EXECUTOR_REFUSES):
-            msg = "SimulatedExecutor: expected an open executor, got a task after close"
-            raise InvalidTransitionError(msg, state="closed", event="submit")
-        if self._watch.strikes(Fault.LOOKUP_HANGS) or self._watch.strikes(Fault.LOOKUP_LATE):
-            self.held.append(task)
-        else:
-            self.tasks.append(task)
-
-    def release(self) -> None:
-        """What hung comes back."""
-        self.tasks.extend(self.held)
-        self.held.clear()
-
-    @override
-    def close(self) -> None:
-        """Drop what is kept and take no more. Idempotent."""
-        self._closed = True
-        self.tasks.clear()
-        self.held.clear()
 
 
 class SimulatedLinker(UnifiedCacheLinker, TouchingLinker, BatchingLinker):
@@ -166,24 +93,39 @@ class SimulatedLinker(UnifiedCacheLinker, TouchingLinker, BatchingLinker):
     Thread: one at a time.
     """
 
-    def __init__(self, watch: Watch, *, verify: bool = True, prompt: bool = True) -> None:
+    def __init__(
+        self,
+        watch: Watch,
+        *,
+        pools: Iterable[PoolName],
+        layer_wise: bool = True,
+        verify: bool = True,
+        prompt: bool = True,
+    ) -> None:
         """Move pages between a rank's device and its shelf.
 
         Args:
             watch: The rank.
+            pools: What it can hold.
+            layer_wise: It offers layer-wise loads.
             verify: Compare what is read with its checksum.
             prompt: Let go of what is decided at the wrapper's next question, not only when the
                 thread comes to it.
         """
         self._watch = watch
+        self._pools = frozenset(pools)
         self._verify = verify
         self._prompt = prompt
-        self._queued: list[_Job] = []
-        self._jobs: list[_Job] = []
+        self._queued: list[Job] = []
+        self._jobs: list[Job] = []
         self._loads: deque[Completion] = deque()
         self._offloads: deque[Completion] = deque()
         #: How operations ended, for completions that come again: what was never said, as it was.
         self._ended: deque[Completion] = deque(maxlen=8)
+        #: The layer-wise loads of batches that were not waited for.
+        self._batches: dict[BatchIndex, list[Job]] = {}
+        self.counter = SimulatedLayerCounter(watch.num_layers, self._go_on_with)
+        self._layer_wise = layer_wise
         #: Nothing moves.
         self.dead = False
         #: It says that it can hold more than it can.
@@ -198,20 +140,7 @@ class SimulatedLinker(UnifiedCacheLinker, TouchingLinker, BatchingLinker):
 
     def advance(self, which: int) -> None:
         """One quantum of one operation."""
-        job = self._jobs[which % len(self._jobs)]
-        if job.copying:
-            self._go_on(job)
-        elif job.ticket.decided:
-            self._end(job, Outcome.FAILED)
-        elif job.keys is None:
-            self._open(job)
-        elif job.fault in _FAILING and job.layer == self._watch.failing_layer:
-            self._end(job, Outcome.FAILED)
-        else:
-            job.copying = True
-            if job.fault is Fault.LATE_WRITER and job.layer == self._watch.num_layers - 1:
-                job.delay = _LATE_QUANTA
-                self._say(job, Outcome.FAILED, quiesced=False)
+        self._advance(self._jobs[which % len(self._jobs)])
 
     def recover(self) -> None:
         """What hung goes on, as if nothing had been."""
@@ -229,17 +158,52 @@ class SimulatedLinker(UnifiedCacheLinker, TouchingLinker, BatchingLinker):
         self._loads.append(completion)
         return True
 
-    def _open(self, job: _Job) -> None:
+    # -- the thread --------------------------------------------------------------------------------
+
+    def _advance(self, job: Job) -> None:
+        """One quantum."""
+        if job.copying:
+            self._go_on(job)
+        elif job.ticket.decided:
+            self._end(job, Outcome.FAILED)
+        elif not job.opened:
+            self._open(job)
+        elif job.fault in _FAILING and job.layer == self._watch.failing_layer:
+            self._end(job, Outcome.FAILED)
+        else:
+            job.copying = True
+            if job.fault is Fault.LOAD_SLOW and not job.layer:
+                job.delay = _LATE_QUANTA
+            if job.fault is Fault.LATE_WRITER and job.layer == self._watch.num_layers - 1:
+                job.delay = _LATE_QUANTA
+                self._say(job, Outcome.FAILED, quiesced=False)
+
+    def _go_on_with(self, batch: BatchIndex) -> bool:
+        """One quantum of the first job of a batch that moves. False where none does."""
+        if self.dead:
+            return False
+        for job in self._batches.get(batch, ()):
+            if job in self._jobs and not (job.copying and (job.fault in _HANGING or job.delay)):
+                was_working, self._watch.working = self._watch.working, True
+                self._advance(job)
+                self._watch.working = was_working
+                return True
+        return False
+
+    def _open(self, job: Job) -> None:
         """Hash the keys, and find the pages of a load; with that a touch ends."""
-        keys = job.keys = job.transfer.keys.resolve()
-        whole = self._watch.shelf.leading(keys) == len(keys)
-        if job.touch:
+        job.opened = True
+        whole = True
+        for run in job.runs:
+            run.keys = run.transfer.keys.resolve()
+            whole = whole and all(self._watch.shelf.found(run.pool, list(run.keys)))
+        if job.kind is JobKind.TOUCH:
             fails = not whole or job.fault is Fault.TOUCH_FAILS
             self._end(job, Outcome.FAILED if fails else Outcome.LANDED)
         elif job.load and not whole:
             self._end(job, Outcome.FAILED)
 
-    def _go_on(self, job: _Job) -> None:
+    def _go_on(self, job: Job) -> None:
         """A copy ends, unless it hangs; after the last one the operation does."""
         if job.fault in _HANGING:
             return
@@ -254,37 +218,48 @@ class SimulatedLinker(UnifiedCacheLinker, TouchingLinker, BatchingLinker):
             self._end(job, Outcome.FAILED)
         elif last:
             self._end(job, Outcome.LANDED if job.load or self._put(job) else Outcome.FAILED)
+        elif job.batch is not None:
+            self._complete_layers(job.batch)
 
-    def _scatter(self, job: _Job) -> bool:
+    def _scatter(self, job: Job) -> bool:
         """Write one layer range of all pages; False where one cannot be had."""
-        assert job.keys is not None
-        shelf, device = self._watch.shelf, self._watch.pages
-        for page, key in zip(job.pages, job.keys, strict=True):
-            data = shelf.read(key, job.layer, verify=self._verify)
-            if data is None:
-                return False
-            device.write(job.ticket.op, page, job.layer, data)
+        shelf = self._watch.shelf
+        for run in job.runs:
+            assert run.keys is not None
+            device = self._watch.device.pools[run.pool]
+            for page, key in zip(run.pages, run.keys, strict=True):
+                data = shelf.read(run.pool, key, job.layer, verify=self._verify)
+                if data is None:
+                    return False
+                device.write(job.ticket.op, page, job.layer, data)
         return True
 
-    def _gather(self, job: _Job) -> bool:
+    def _gather(self, job: Job) -> bool:
         """Read one layer range of all pages."""
-        device = self._watch.pages
-        job.gathered.append([device.gather(page, job.layer, job.ticket.op) for page in job.pages])
+        for run in job.runs:
+            device = self._watch.device.pools[run.pool]
+            run.gathered.append(
+                [device.gather(page, job.layer, job.ticket.op) for page in run.pages]
+            )
         return True
 
-    def _put(self, job: _Job) -> bool:
-        """Store what was gathered, all or nothing."""
-        assert job.keys is not None
-        columns = zip(*job.gathered, strict=True)
-        stored = [
-            self._watch.shelf.put(key, layers)
-            for key, layers in zip(job.keys, columns, strict=True)
-        ]
+    def _put(self, job: Job) -> bool:
+        """Store what was gathered, windows and states first; all or nothing."""
+        stored: list[bool] = []
+        for run in reversed(job.runs):
+            assert run.keys is not None
+            columns = zip(*run.gathered, strict=True)
+            stored += [
+                self._watch.shelf.put(run.pool, key, layers)
+                for key, layers in zip(run.keys, columns, strict=True)
+            ]
         return all(stored)
 
-    def _end(self, job: _Job, outcome: Outcome) -> None:
+    def _end(self, job: Job, outcome: Outcome) -> None:
         """The operation ended here."""
         self._jobs.remove(job)
+        if job.batch is not None:
+            self._complete_layers(job.batch)
         lost = job.fault in _LOST
         again = outcome if lost else Outcome.LANDED
         self._ended.append(Completion(op=job.ticket.op, outcome=again, quiesced=True))
@@ -298,7 +273,14 @@ class SimulatedLinker(UnifiedCacheLinker, TouchingLinker, BatchingLinker):
             other = Outcome.FAILED if outcome is Outcome.LANDED else Outcome.LANDED
             self._say(job, other, quiesced=True)
 
-    def _say(self, job: _Job, outcome: Outcome, *, quiesced: bool) -> None:
+    def _complete_layers(self, batch: BatchIndex) -> None:
+        """A layer of a batch has come when every load of it that goes on has it."""
+        going_on = [job for job in self._batches.get(batch, ()) if job in self._jobs]
+        done = min((job.layer for job in going_on), default=self._watch.num_layers)
+        for layer in range(done):
+            self.counter.complete(batch, layer)
+
+    def _say(self, job: Job, outcome: Outcome, *, quiesced: bool) -> None:
         """Tell a completion."""
         self._watch.note(f"{job.what}: {outcome.name}{'' if quiesced else ', still copying'}")
         completion = Completion(op=job.ticket.op, outcome=outcome, quiesced=quiesced)
@@ -316,20 +298,20 @@ class SimulatedLinker(UnifiedCacheLinker, TouchingLinker, BatchingLinker):
     @property
     @override
     def pools(self) -> frozenset[PoolName]:
-        """The pool of full attention."""
-        return frozenset(PoolName) if self.more_pools else frozenset({PoolName.KV})
+        """The pools of its rank."""
+        return frozenset(PoolName) if self.more_pools else self._pools
 
     @property
     @override
     def layer_done_counter(self) -> LayerCounter | None:
-        """None: it takes staged loads only."""
-        return None
+        """What a forward waits on; None where it takes staged loads only."""
+        return self.counter if self._layer_wise else None
 
     @override
     def lookup(
         self, request_id: RequestId, transfers: Sequence[PoolTransfer]
     ) -> PoolTransferResult:
-        """The prefixes that the shelf holds without a hole."""
+        """The prefixes that the shelf can restore."""
         watch = self._watch
         watch.seen("lookup")
         if not watch.working:
@@ -338,12 +320,33 @@ class SimulatedLinker(UnifiedCacheLinker, TouchingLinker, BatchingLinker):
             raise StorageError("lookup: a fault", transient=True)
         keys = transfers[0].keys.resolve()
         count = len(keys)
-        found = count if watch.strikes(Fault.LOOKUP_LIES) else watch.shelf.leading(keys)
+        mask = self._restorable(keys, transfers)
+        if watch.strikes(Fault.LOOKUP_LIES):
+            mask = (1 << count) - 1
         if watch.strikes(Fault.LOOKUP_TORN):
-            found, count = min(found, count - 1), count - 1
-        bits = PageBits((1 << found) - 1, count)
+            count -= 1
+        bits = PageBits(mask & ((1 << count) - 1), count)
         watch.answered(request_id, bits)
         return PoolTransferResult(restorable_prefix_pages=bits)
+
+    def _restorable(self, keys: PageKeys, transfers: Sequence[PoolTransfer]) -> int:
+        """Bit L - 1 is set where every pool has what a prefix of L pages needs."""
+        there = {
+            transfer.name: self._watch.shelf.found(transfer.name, list(keys))
+            for transfer in transfers
+        }
+        trails = {
+            transfer.name: len(transfer.keys)
+            for transfer in transfers
+            if transfer.name is not PoolName.KV
+        }
+        mask = 0
+        for end in range(1, len(keys) + 1):
+            if not there[PoolName.KV][end - 1]:
+                break
+            if all(all(there[name][max(0, end - trail) : end]) for name, trail in trails.items()):
+                mask |= 1 << (end - 1)
+        return mask
 
     @override
     def lookup_batch(
@@ -356,26 +359,49 @@ class SimulatedLinker(UnifiedCacheLinker, TouchingLinker, BatchingLinker):
     def load(
         self, ticket: OperationTicket, transfers: Sequence[PoolTransfer], mode: LoadMode
     ) -> bool:
-        """Queue a staged load."""
-        share = self._watch.load_handed_over(ticket, transfers)
+        """Queue a load."""
+        share = self._watch.load_handed_over(ticket, transfers, mode)
         if self._refuses("load", Fault.LOAD_REFUSED, share):
             return False
-        job = self._job(ticket, transfers, share, load=True)
+        job = self._job(
+            ticket, transfers, share, JobKind.LOAD, layer_wise=mode is LoadMode.LAYER_WISE
+        )
         self._queued.append(job)
         return True
 
     @override
     def start_layer_wise_loading(self) -> BatchIndex | None:
-        """Start what is queued."""
+        """Start what is queued; what is layer-wise is one batch."""
         self._enter("start_layer_wise_loading")
+        waited_for = [job for job in self._queued if job.layer_wise]
+        batch: BatchIndex | None = None
+        if waited_for:
+            batch = self.counter.update_producer()
+            self._batches[batch] = waited_for
+            for job in waited_for:
+                job.batch = batch
         self._jobs.extend(self._queued)
         self._queued.clear()
-        return None
+        return batch
 
     @override
     def finish_layer_wise_loading(self, batch: BatchIndex | None) -> bool:
-        """True for no batch: there are none."""
-        return batch is None
+        """Go on with a batch until all its layers are decided, or nothing of it moves."""
+        if batch is None:
+            return True
+        try:
+            self._enter("finish_layer_wise_loading")
+        except StorageError:
+            self._watch.stopped_waiting()
+            raise
+        if all(job.ticket.decided for job in self._batches.get(batch, ())):
+            self.counter.fail(batch)
+        whole = self.counter.finish(batch)
+        for job in self._batches.pop(batch, ()):
+            job.batch = None
+        if not whole:
+            self._watch.stopped_waiting()
+        return whole
 
     @override
     def cancel_queued_load(self, op: OperationId) -> bool:
@@ -406,28 +432,16 @@ class SimulatedLinker(UnifiedCacheLinker, TouchingLinker, BatchingLinker):
         share = self._watch.offload_handed_over(ticket, transfers)
         if self._refuses("offload", Fault.OFFLOAD_REFUSED, share):
             return False
-        self._jobs.append(self._job(ticket, transfers, share, load=False))
+        self._jobs.append(self._job(ticket, transfers, share, JobKind.OFFLOAD))
         return True
 
     @override
     def touch(self, ticket: OperationTicket, transfers: Sequence[PoolTransfer]) -> bool:
         """Take the touching of a node."""
-        share = self._watch.touch_handed_over(ticket)
+        share = self._watch.touch_handed_over(ticket, transfers)
         if self._refuses("touch", Fault.TOUCH_REFUSED, share):
             return False
-        (transfer,) = transfers
-        fault = next((one for one in _OF_TOUCHES if self._watch.strikes(one)), None)
-        self._jobs.append(
-            _Job(
-                ticket=ticket,
-                transfer=transfer,
-                pages=[],
-                share=share,
-                load=False,
-                touch=True,
-                fault=fault,
-            )
-        )
+        self._jobs.append(self._job(ticket, transfers, share, JobKind.TOUCH))
         return True
 
     @override
@@ -458,6 +472,8 @@ class SimulatedLinker(UnifiedCacheLinker, TouchingLinker, BatchingLinker):
             self._ended.append(late)
         self._queued.clear()
         self._jobs.clear()
+        self._batches.clear()
+        self.counter.reset()
         self._loads.clear()
         self._offloads.clear()
         self._watch.backend_was_reset()
@@ -499,19 +515,24 @@ class SimulatedLinker(UnifiedCacheLinker, TouchingLinker, BatchingLinker):
         ticket: OperationTicket,
         transfers: Sequence[PoolTransfer],
         share: Share,
+        kind: JobKind,
         *,
-        load: bool,
-    ) -> _Job:
+        layer_wise: bool = False,
+    ) -> Job:
         """An operation that was accepted."""
-        (transfer,) = transfers
-        faults = _OF_LOADS if load else _OF_OFFLOADS
-        fault = next((one for one in faults if self._watch.strikes(one)), None)
-        return _Job(
+        fault = next((one for one in _FAULTS_OF[kind] if self._watch.strikes(one)), None)
+        return Job(
             ticket=ticket,
-            transfer=transfer,
-            pages=self._watch.pages_of(transfer),
+            runs=[
+                Run(
+                    transfer=transfer,
+                    pages=[] if kind is JobKind.TOUCH else self._watch.pages_of(transfer),
+                )
+                for transfer in transfers
+            ],
             share=share,
-            load=load,
+            kind=kind,
+            layer_wise=layer_wise,
             fault=fault,
         )
 

@@ -10,15 +10,16 @@ from typing import TYPE_CHECKING, Final
 import attrs
 import torch
 
-from radixlink_testing.simulator._history import Tally, run
+from radixlink_testing.simulator._history import run
 from radixlink_testing.simulator._plan import plan_of
+from radixlink_testing.simulator._result import Tally
 from radixlink_testing.simulator._shrink import shrink
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from radixlink_testing.simulator._history import Result
     from radixlink_testing.simulator._plan import Plan
+    from radixlink_testing.simulator._result import Result
     from radixlink_testing.simulator._rules import RuleBrokenError
 
 #: Histories that a process does at a time.
@@ -123,8 +124,8 @@ def story_of(result: Result) -> str:
     """A history as text: what it was, who did what, and which rule broke."""
     shape = result.plan.shape
     what = (
-        f"{result.plan.name}: {shape.num_ranks} ranks, {shape.num_pages} pages of "
-        f"{shape.page_size} tokens, {shape.num_layers} layer ranges, {shape.settings.fingerprint}"
+        f"{result.plan.name}: {shape.kind}, {shape.num_ranks} ranks, {shape.num_pages} pages of "
+        f"{shape.page_size} tokens, {shape.num_layers} layer ranges, {shape}"
     )
     end = [] if result.broken is None else [f"broken: {result.broken}"]
     return "\n".join([what, *result.story, *end])

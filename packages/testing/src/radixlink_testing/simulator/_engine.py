@@ -1,149 +1,61 @@
 """`Engine`: requests and batches, as an engine's scheduler has them; the same on all ranks.
 
 A request waits until its match says what to do, then runs in one batch for each chunk of it, and
-comes again for each turn of its conversation. A batch reads its prefix from launch to its end, and
-writes its own pages then; both are checked.
+comes again for each turn of its conversation. One with a layer-wise load runs at once, and its
+results count when the load has landed; where that fails it is run again. A batch reads its prefix
+from launch to its end, and writes its own pages then; both are checked.
 """
 
 from __future__ import annotations
 
-import enum
 from array import array
-from collections import deque
+from collections import Counter, deque
 from typing import TYPE_CHECKING
 
-import attrs
 import torch
 
 from radixlink_contracts import (
-    EvictParams,
+    ComponentType,
     ExternalMatch,
     IncLockRefParams,
     InsertParams,
+    LoadAdmitted,
     LoadWaiting,
-    MatchPrefixParams,
     Namespace,
+    PoolName,
     RadixKey,
 )
-from radixlink_testing.simulator._pages import marks_of
-from radixlink_testing.simulator._rank import HandedIn, request_id
+from radixlink_testing.simulator._batch import Batch
+from radixlink_testing.simulator._device import pages_of
+from radixlink_testing.simulator._inquiry import Inquiry
+from radixlink_testing.simulator._rank import request_id
+from radixlink_testing.simulator._requests import Life, Request, Verdict
+from radixlink_testing.simulator._room import part_of, plot_of
 from radixlink_testing.simulator._rules import Rule
-from radixlink_testing.simulator._watch import Wanted, pages_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from radixlink_contracts import (
+        BatchIndex,
         IncLockRefResult,
-        LoadBack,
+        InsertResult,
         MatchResult,
         NodeId,
-        RequestId,
         StepReport,
     )
     from radixlink_testing.simulator._plan import Arrive
     from radixlink_testing.simulator._rank import SimulatedRank
     from radixlink_testing.simulator._replica import Replica
+    from radixlink_testing.simulator._requests import Part
 
 #: Ticks and seconds after which a request that was told nothing waits for ever.
 _PATIENCE_TICKS = 80
 _PATIENCE_S = 30.0
-#: How often a request that finds no room tries again.
-_MAX_REFUSALS = 100
-
-
-class Life(enum.Enum):
-    """Where a request is in its life."""
-
-    #: It is to be matched.
-    WAITING = "waiting"
-    #: It was told to wait until a step names it.
-    TOLD_TO_WAIT = "told to wait"
-    #: It runs.
-    RUNNING = "running"
-
-
-@attrs.define(kw_only=True, eq=False)
-class Part:
-    """What one rank has of a request that runs.
-
-    Attributes:
-        receipt: The lock on its prefix.
-        prefix: The prefix's slots. Shape: (tokens,) int64.
-        own: Its own slots. Shape: (tokens of whole pages,) int64.
-        pages: The pages of both, first page first.
-    """
-
-    receipt: IncLockRefResult
-    prefix: torch.Tensor
-    own: torch.Tensor
-    pages: list[int]
-
-
-@attrs.define(kw_only=True, eq=False)
-class Request:
-    """A request of the engine.
-
-    Attributes:
-        name: What it is called.
-        ids: Its id, by rank.
-        tokens: Its sequence.
-        namespace: Its tenant's.
-        turns: What is still to come.
-        chunk: Pages that one forward computes; 0 for all.
-        page_size: Tokens.
-        life: Where it is.
-        since_tick: Since when it is there.
-        since_s: The same, in seconds.
-        loading: The load that is its own.
-        landed_pages: Pages that must be on the device when it matches, until `landed_until`.
-        landed_until: Step.
-        parts: By rank, while it runs.
-        start: Page where its own pages begin.
-        end: Page behind the last that this forward computes, one more with a tail.
-        aborted: It is over when its batch is.
-        refused: How often there was no room.
-    """
-
-    name: str
-    ids: list[RequestId]
-    tokens: array[int]
-    namespace: Namespace
-    turns: list[array[int]]
-    chunk: int
-    page_size: int
-    life: Life = Life.WAITING
-    since_tick: int = 0
-    since_s: float = 0.0
-    loading: bool = False
-    landed_pages: int = 0
-    landed_until: int = 0
-    parts: list[Part] = attrs.field(factory=list)
-    start: int = 0
-    end: int = 0
-    aborted: bool = False
-    refused: int = 0
-    _marks: list[bytes] | None = None
-
-    @property
-    def key(self) -> RadixKey:
-        """Its sequence."""
-        return RadixKey(self.tokens, self.namespace)
-
-    @property
-    def marks(self) -> list[bytes]:
-        """Its whole pages."""
-        if self._marks is None:
-            self._marks = marks_of(self.key, self.page_size)
-        return self._marks
-
-    def grow(self) -> bool:
-        """Go on with the next turn. False where there is none."""
-        if not self.turns:
-            return False
-        self.tokens = self.tokens + self.turns.pop(0)
-        self._marks = None
-        return True
+#: How often a request that finds no room tries again: what was written off may never come back.
+_MAX_REFUSALS = 40
+#: For how many of those one counts that comes between two chunks: all of the first is in vain.
+_CHUNK_REFUSALS = 8
 
 
 class Engine:
@@ -156,16 +68,20 @@ class Engine:
         """Start with no request."""
         self._replica = replica
         self._referee = replica.referee
+        self._inquiry = Inquiry(replica)
         #: All that are not over, in the order in which they came.
         self.requests: dict[str, Request] = {}
         #: Batches that run, oldest first.
-        self._batches: deque[list[Request]] = deque()
+        self._batches: deque[Batch] = deque()
+        #: The last one, while the frame after its launch has not come.
+        self._unfinished: Batch | None = None
         #: Requests whose next forward comes with the next batch.
         self._admitted: list[Request] = []
         #: Requests that are done, in the whole history.
         self.num_finished = 0
         self.num_hits = 0
         self.num_loads = 0
+        self.num_layer_wise = 0
 
     @property
     def num_batches(self) -> int:
@@ -173,13 +89,16 @@ class Engine:
         return len(self._batches)
 
     @property
-    def num_pages(self) -> int:
-        """Pages that requests have on each rank."""
-        return sum(
-            -(-len(request.parts[0].own) // request.page_size)
-            for request in self.requests.values()
-            if request.parts
-        )
+    def num_pages(self) -> Counter[PoolName]:
+        """Pages, and states, that requests have on each rank."""
+        pages: Counter[PoolName] = Counter()
+        for request in self.requests.values():
+            pages[PoolName.MAMBA] += len(request.states) > 0
+            for part in request.parts[:1]:
+                pages[PoolName.KV] += len(part.own_pages)
+                pages[PoolName.MAMBA] += part.state is not None
+        pages[PoolName.SWA] = pages[PoolName.KV]
+        return pages
 
     # -- requests come and go ----------------------------------------------------------------------
 
@@ -198,6 +117,9 @@ class Engine:
             namespace=Namespace(cache_salt=salt),
             turns=[_tokens(turn, size) for turn in arrival.turns],
             chunk=arrival.chunk,
+            slide=arrival.slide,
+            keep=arrival.keep,
+            layer_wise=arrival.layer_wise,
             page_size=size,
             since_tick=self._referee.tick,
             since_s=self._replica.time.seconds,
@@ -211,8 +133,13 @@ class Engine:
             return
         self._referee.note("engine", f"{name} is aborted while it is {request.life.value}")
         self._release(request)
-        if request.life is Life.RUNNING:
+        if request in self._admitted:
+            self._admitted.remove(request)
+            self._drop(request)
+        elif request.life is Life.RUNNING:
             request.aborted = True
+            for part in request.parts:
+                part.ignore_load()
         else:
             del self.requests[name]
 
@@ -240,6 +167,12 @@ class Engine:
         told = [str(name) for name in (*report.landed, *report.failed, *report.ready)]
         if len(set(told)) < len(told):
             self._referee.breach(Rule.FRAMES, f"a step named a request twice: {told}")
+        if self._referee.telling and told:
+            self._referee.note(
+                "step",
+                f"landed {[*map(str, report.landed)]}, failed {[*map(str, report.failed)]}, "
+                f"ready {[*map(str, report.ready)]}",
+            )
         for name in told:
             request = self.requests.get(name)
             if request is None or request.aborted:
@@ -248,35 +181,67 @@ class Engine:
                 )
             elif request.life is Life.TOLD_TO_WAIT:
                 self._move(request, Life.WAITING)
+        self._referee.check()
         for name in map(str, report.landed):
-            self._land(name)
-        for name in map(str, (*report.landed, *report.failed)):
-            if name in self.requests:
-                self.requests[name].loading = False
-        if self._referee.telling and told:
-            self._referee.note(
-                "step",
-                f"landed {[*map(str, report.landed)]}, failed {[*map(str, report.failed)]}, "
-                f"ready {[*map(str, report.ready)]}",
-            )
+            self._land(self.requests[name])
+        for name in map(str, report.failed):
+            request = self.requests[name]
+            if request.verdict is Verdict.OPEN:
+                self._fail(request)
         self._referee.check()
 
-    def _land(self, name: str) -> None:
+    def _land(self, request: Request) -> None:
         """A request's pages are in the tree, for as long as its lock is promised."""
         replica = self._replica
-        loads = [one for one in replica.operations.live.values() if one.request == name]
-        request = self.requests.get(name)
-        if request is None or not loads:
+        loads = [one for one in replica.operations.live.values() if one.request == request.name]
+        if loads:
+            request.landed_pages = loads[-1].end
+            request.landed_until = replica.step_number + replica.shape.settings.publish_lock_steps
+        if request.verdict is Verdict.OPEN:
+            self._take_over(request)
+
+    def _take_over(self, request: Request) -> None:
+        """What a request that runs was admitted with is the tree's: lock it, and go on with that."""
+        request.verdict = Verdict.NONE
+        pages, nodes = self._inquiry.device_match(request)
+        if pages < request.start:
+            self._referee.breach(
+                Rule.LANDED, f"{request.name} has landed, but the device has {pages} of its pages"
+            )
             return
-        request.landed_pages = loads[-1].end
-        request.landed_until = replica.step_number + replica.shape.settings.publish_lock_steps
+        receipts = self._lock(nodes)
+        self._unlock([part.receipt for part in request.parts])
+        end = request.start * request.page_size
+        for rank, part in zip(self._replica.ranks, request.parts, strict=True):
+            handed_in, receipt = request.handed_in[rank.rank], receipts[rank.rank]
+            path = rank.tree.path_indices(receipt.node_id)[:end]
+            told = part.prefix.clone()
+            for start, slots in handed_in.told[1:]:
+                told[start : start + len(slots)] = slots
+            if not torch.equal(told, path):
+                self._referee.breach(
+                    Rule.LANDED,
+                    f"rank {rank.rank}: {request.name} was told of slots {told.tolist()}, and the "
+                    f"tree has {path.tolist()}",
+                )
+            part.receipt, part.prefix = receipt, path
+        request.handed_in = []
+        request.landed_pages = 0
+
+    def _fail(self, request: Request) -> None:
+        """What a request that runs was admitted with will never come: it is run again."""
+        request.handed_in = []
+        request.verdict = Verdict.FAILED
+        if request in self._admitted:
+            self._admitted.remove(request)
+            self._begin_again(request)
 
     # -- one iteration -----------------------------------------------------------------------------
 
     def look(self, admit: int) -> list[tuple[Request, MatchResult]]:
         """Match those that wait; what becomes of them is decided in `admit`, and much may lie between."""
         waiting = [one for one in self.requests.values() if one.life is Life.WAITING]
-        found = [(request, self._match(request)) for request in waiting[:admit]]
+        found = [(request, self._inquiry.match(request)) for request in waiting[:admit]]
         for request, result in found:
             if result.external is ExternalMatch.UNKNOWN:
                 self._move(request, Life.TOLD_TO_WAIT)
@@ -289,8 +254,13 @@ class Engine:
                 continue
             if result.external is ExternalMatch.HIT:
                 self.num_hits += 1
-                if isinstance(self._load_back(request, result), LoadWaiting):
+                answer = self._inquiry.load_back(request, result)
+                self.num_loads += isinstance(answer, LoadWaiting | LoadAdmitted)
+                if isinstance(answer, LoadWaiting):
                     self._move(request, Life.TOLD_TO_WAIT)
+                    continue
+                if isinstance(answer, LoadAdmitted):
+                    self._admit(request, answer.num_tokens // request.page_size)
                     continue
             self._admit(request)
 
@@ -299,103 +269,40 @@ class Engine:
         request = self.requests.get(name)
         if request is None or request.life is Life.RUNNING:
             return
-        if self._match(request).external is ExternalMatch.UNKNOWN:
+        if self._inquiry.match(request).external is ExternalMatch.UNKNOWN:
             if request.life is Life.WAITING:
                 self._move(request, Life.TOLD_TO_WAIT)
         else:
             self._move(request, Life.WAITING)
 
-    def _match(self, request: Request) -> MatchResult:
-        """What is cached of a request; asked twice, it is the same."""
-        ask = [MatchPrefixParams(key=request.key, request_id=one) for one in request.ids]
-        found = self._matched(ask)
-        if self._referee.tick % 2 == 0:
-            again = self._matched(ask)
-            if again != found:
-                self._referee.breach(
-                    Rule.MATCH, f"{request.name}: two matches without a step: {found}, {again}"
-                )
-        if self._referee.telling:
-            self._referee.note(
-                "engine",
-                f"{request.name} matches {found.device_prefix_len} tokens, {found.external.name} "
-                f"{found.host_hit_length}, waits for {found.waiting_on}",
-            )
-        pages = found.device_prefix_len // request.page_size
-        landed = self._replica.step_number < request.landed_until
-        if landed and pages < request.landed_pages:
-            self._referee.breach(
-                Rule.LANDED,
-                f"{request.name}: {request.landed_pages} pages landed, {pages} are left of them "
-                "while their lock is promised",
-            )
-        request.landed_pages = 0
-        if found.external is ExternalMatch.HIT:
-            self._check_hit(request, found)
-        self._referee.check()
-        return found
+    def _admit(self, request: Request, loading: int = 0) -> None:
+        """Lock the prefix and take slots for what is to be computed.
 
-    def _matched(self, ask: Sequence[MatchPrefixParams]) -> MatchResult:
-        """One match on all ranks."""
-        return self._replica.alike(
-            "match_prefix",
-            lambda rank: rank.cache.match_prefix(ask[rank.rank]),
-            lambda result: (
-                result.device_prefix_len,
-                result.external,
-                result.host_hit_length,
-                result.waiting_on,
-            ),
-        )
-
-    def _check_hit(self, request: Request, found: MatchResult) -> None:
-        """A hit is the longest prefix that every rank can restore."""
-        end = (found.device_prefix_len + found.host_hit_length) // request.page_size
-        for rank in self._replica.ranks:
-            answers = rank.watch.answers.get(request.name, [])
-            if not any(end - len(request.marks) + bits.count - 1 in bits for bits in answers):
-                self._referee.breach(
-                    Rule.FRAMES,
-                    f"{request.name} hits up to page {end}, which rank {rank.rank} does not have",
-                )
-
-    def _load_back(self, request: Request, found: MatchResult) -> LoadBack:
-        """Queue the load of a hit."""
-        end = (found.device_prefix_len + found.host_hit_length) // request.page_size
-        wanted = Wanted(name=request.name, marks=request.marks, promised=end)
-
-        def ask(rank: SimulatedRank) -> LoadBack:
-            rank.watch.wanted = wanted
-            handed_in = HandedIn(request_id=request.ids[rank.rank], key=request.key)
-            answer = rank.cache.init_load_back(handed_in)
-            rank.watch.wanted = None
-            return answer
-
-        answer = self._replica.alike("init_load_back", ask)
-        self._referee.note("engine", f"{request.name}: {answer}")
-        if isinstance(answer, LoadWaiting):
-            self.num_loads += 1
-            request.loading = True
-        return answer
-
-    def _admit(self, request: Request) -> None:
-        """Lock the prefix and take slots for what is to be computed."""
-        nodes: dict[int, NodeId] = {}
-
-        def match(rank: SimulatedRank) -> int:
-            found = rank.cache.match_prefix(MatchPrefixParams(key=request.key))
-            nodes[rank.rank] = found.last_device_node
-            return found.device_prefix_len
-
-        start = self._replica.alike("match_prefix", match) // request.page_size
+        Args:
+            request: Whom.
+            loading: Pages behind the device prefix that a layer-wise load brings.
+        """
+        on_device, nodes = self._inquiry.device_match(request)
         receipts = self._lock(nodes)
-        if not self._take(request, start, receipts):
+        if loading:
+            self.num_layer_wise += 1
+            self._inquiry.check_told(request, on_device, loading)
+        if not self._take(request, on_device, on_device + loading, receipts):
             self._unlock(receipts)
-            request.refused += 1
-            if request.refused > _MAX_REFUSALS:
-                self.abort(request.name)
+            if loading:
+                # It cannot run now, so its load is of no use.
+                request.handed_in = []
+                self._release(request)
+            self._refuse(request)
             return
+        request.verdict = Verdict.OPEN if loading else Verdict.NONE
         self._move(request, Life.RUNNING)
+
+    def _refuse(self, request: Request, weight: int = 1) -> None:
+        """There was no room for it: it tries again, but not for ever."""
+        request.refused += weight
+        if request.refused > _MAX_REFUSALS:
+            self.abort(request.name)
 
     def _lock(self, nodes: dict[int, NodeId]) -> list[IncLockRefResult]:
         """Lock a path on every rank."""
@@ -414,76 +321,67 @@ class Engine:
             lambda rank: rank.cache.dec_lock_ref(receipts[rank.rank].to_dec_params()),
         )
 
-    def _take(self, request: Request, start: int, receipts: list[IncLockRefResult]) -> bool:
+    def _take(
+        self, request: Request, on_device: int, start: int, receipts: list[IncLockRefResult]
+    ) -> bool:
         """Slots for the next forward of a request, behind a locked prefix. False for no room."""
-        size, replica = request.page_size, self._replica
-        whole = len(request.marks)
-        tail = len(request.tokens) > whole * size
-        end = min(whole, start + request.chunk) if request.chunk else whole
-        needed = (end - start + (tail and end == whole)) * size
-
-        def take(rank: SimulatedRank) -> torch.Tensor | None:
-            short = needed - rank.allocator.available_size
-            if short > 0:
-                rank.cache.evict(EvictParams(num_tokens=short))
-            own = rank.allocator.alloc(needed)
-            if own is not None:
-                rank.watch.pages.taken(pages_of(own, size))
-                prefix = rank.tree.path_indices(receipts[rank.rank].node_id)
-                request.parts.append(
-                    Part(
-                        receipt=receipts[rank.rank],
-                        prefix=prefix,
-                        own=own,
-                        pages=pages_of(prefix, size) + pages_of(own, size),
-                    )
-                )
-            return own
-
-        request.parts = []
-        own = replica.alike("alloc", take, lambda slots: slots is None)
-        if own is None:
+        replica = self._replica
+        plot = plot_of(request, on_device, start)
+        parts = replica.alike_all(
+            "alloc",
+            lambda rank: part_of(rank, replica.shape, request, plot, receipts[rank.rank]),
+            lambda part: part is None,
+        )
+        found = [part for part in parts if part is not None]
+        if len(found) < len(parts):
+            self._free_states(request)
             return False
-        request.start, request.end = start, end
+        request.parts, request.states = found, []
+        request.start, request.end = plot.start, plot.end
         self._admitted.append(request)
         return True
 
     def launch(self) -> None:
         """Start the queued loads and a batch of what was admitted."""
-        self._replica.alike(
-            "ready_to_load_host_cache", lambda rank: rank.cache.ready_to_load_host_cache()
-        )
-        batch, self._admitted = self._admitted, []
-        for request in batch:
-            for rank, part in zip(self._replica.ranks, request.parts, strict=True):
-                rank.watch.pages.launched(part.pages)
-                self._read(rank, request, part)
+        self.finish()
+        indices: dict[int, BatchIndex | None] = {}
+
+        def start(rank: SimulatedRank) -> None:
+            indices[rank.rank] = rank.cache.ready_to_load_host_cache()
+
+        self._replica.alike("ready_to_load_host_cache", start)
+        self._replica.operations.start()
+        batch = Batch(self._admitted, self._replica.ranks, indices)
+        self._admitted = []
         self._batches.append(batch)
-        if self._referee.telling and batch:
-            self._referee.note("engine", f"launches {[request.name for request in batch]}")
+        self._unfinished = batch
+        if self._referee.telling and batch.requests:
+            self._referee.note("engine", f"launches {[request.name for request in batch.requests]}")
         self._referee.check()
 
-    def _read(self, rank: SimulatedRank, request: Request, part: Part) -> None:
-        """A forward reads its prefix."""
-        for page, mark in zip(part.pages[: request.start], request.marks, strict=False):
-            rank.watch.pages.look(page, mark, Rule.LANDED, f"is read by {request.name}'s forward")
+    def go_on(self, rank: SimulatedRank) -> None:
+        """The forwards that run read on, on one rank."""
+        for batch in self._batches:
+            batch.go_on(rank)
+
+    def finish(self) -> None:
+        """The frame after a launch, if it has not come."""
+        batch, self._unfinished = self._unfinished, None
+        if batch is not None:
+            self.hear(self._replica.finish_loads(batch.indices))
 
     def retire(self) -> None:
         """Process the results of the oldest batch."""
         batch = self._batches.popleft()
-        for request in batch:
-            for rank, part in zip(self._replica.ranks, request.parts, strict=True):
-                self._read(rank, request, part)
-                for page, mark in zip(
-                    part.pages[request.start : request.end],
-                    request.marks[request.start : request.end],
-                    strict=True,
-                ):
-                    rank.watch.pages.compute(page, mark)
-                rank.watch.pages.retired(part.pages)
-        for request in batch:
+        if batch is self._unfinished:
+            self.finish()
+        batch.end()
+        self._referee.check()
+        for request in batch.requests:
             if request.aborted:
                 self._drop(request)
+            elif request.verdict is Verdict.FAILED:
+                self._begin_again(request)
             else:
                 self._process(request)
         self._replica.alike("batch_retired", lambda rank: rank.cache.batch_retired(1))
@@ -494,47 +392,69 @@ class Engine:
         self._unlock([part.receipt for part in request.parts])
         del self.requests[request.name]
 
+    def _begin_again(self, request: Request) -> None:
+        """Drop what was computed of a load that failed."""
+        self._referee.note("engine", f"{request.name} is run again")
+        receipts = [part.receipt for part in request.parts]
+        self._free(request)
+        self._unlock(receipts)
+        request.parts = []
+        request.verdict = Verdict.NONE
+        self._move(request, Life.WAITING)
+
     def _free(self, request: Request) -> None:
         """The engine frees slots of its own."""
-        if len(request.parts[0].own):
-            self._replica.alike(
-                "free", lambda rank: rank.allocator.free(request.parts[rank.rank].own)
-            )
+        parts = request.parts
+
+        def free(rank: SimulatedRank) -> None:
+            part = parts[rank.rank]
+            if len(part.own):
+                rank.allocator.free(part.own)
+            if part.state is not None and rank.states is not None:
+                rank.states.free(part.state)
+
+        if parts:
+            self._replica.alike("free", free)
+
+    def _free_states(self, request: Request) -> None:
+        """The engine frees the states that a request has between two chunks."""
+        states, request.states = request.states, []
+
+        def free(rank: SimulatedRank) -> None:
+            assert rank.states is not None
+            rank.states.free(states[rank.rank])
+
+        if states:
+            self._replica.alike("free", free)
 
     def _process(self, request: Request) -> None:
         """Insert what was computed, move the lock on, and see what comes next."""
-        size = request.page_size
-        whole = (request.end - request.start) * size
         parts = request.parts
-        key = RadixKey(request.tokens[: request.end * size], request.namespace)
+        for part in parts:
+            if part.misread:
+                self._referee.breach(Rule.LANDED, part.misread)
+        if request.verdict is Verdict.OPEN:
+            self._referee.breach(Rule.DEADLINES, f"{request.name}'s load was never decided")
+        self._referee.check()
+        more = request.end < len(request.marks)
         nodes: dict[int, NodeId] = {}
 
         def insert(rank: SimulatedRank) -> int:
-            part = parts[rank.rank]
-            result = rank.cache.insert(
-                InsertParams(
-                    key=key,
-                    value=torch.cat([part.prefix, part.own[:whole]]),
-                    prev_prefix_len=request.start * size,
-                )
-            )
+            result = self._insert(rank, request, parts[rank.rank], last=not more)
             nodes[rank.rank] = result.last_device_node
             return result.prefix_len
 
         self._replica.alike("insert", insert)
-        if len(parts[0].own) > whole:
-            self._replica.alike(
-                "free", lambda rank: rank.allocator.free(parts[rank.rank].own[whole:])
-            )
+        self._check_offered(nodes)
         request.parts = []
-        more = request.end < len(request.marks)
         receipts = self._lock(nodes) if more else []
         self._unlock([part.receipt for part in parts])
         if more:
-            if not self._take(request, request.end, receipts):
+            request.states = [part.state for part in parts if part.state is not None]
+            if not self._take(request, request.end, request.end, receipts):
                 self._unlock(receipts)
-                request.refused += 1
                 self._move(request, Life.WAITING)
+                self._refuse(request, _CHUNK_REFUSALS)
             return
         if request.grow():
             self._move(request, Life.WAITING)
@@ -543,24 +463,67 @@ class Engine:
             self.num_finished += 1
             del self.requests[request.name]
 
+    def _insert(
+        self, rank: SimulatedRank, request: Request, part: Part, *, last: bool
+    ) -> InsertResult:
+        """Insert what one rank computed; what it has of its own behind whole pages goes back."""
+        size = request.page_size
+        start, end = request.start * size, request.end * size
+        floors: dict[ComponentType, int] = {}
+        if rank.pair is not None and request.slide:
+            floor = max(0, end - rank.tree.sliding_window)
+            if floor > start:
+                rank.pair.free_swa(part.own[: floor - start])
+            if end - start >= rank.tree.sliding_window:
+                part.receipt = rank.cache.dec_swa_lock_only(part.receipt.to_dec_params())
+            floors[ComponentType.SWA] = floor
+        state = part.state if request.keep or last else None
+        result = rank.cache.insert(
+            InsertParams(
+                key=RadixKey(request.tokens[:end], request.namespace),
+                value=torch.cat([part.prefix, part.own[: end - start]]),
+                prev_prefix_len=start,
+                component_evicted_seqlens=floors,
+                mamba_value=state,
+            )
+        )
+        if state is not None:
+            part.state = None
+            if result.mamba_exist:
+                assert rank.states is not None
+                rank.states.free(state)
+        if len(part.own) > end - start:
+            rank.allocator.free(part.own[end - start :])
+        return result
+
+    def _check_offered(self, nodes: dict[int, NodeId]) -> None:
+        """What was just used is in the store or on its way there, where nothing is due later."""
+        if self._replica.offers_at_once:
+            for rank in self._replica.ranks:
+                if not rank.cache.holders().due_offloads:
+                    node = nodes[rank.rank]
+                    path = pages_of(rank.tree.path_indices(node), rank.tree.page_size)
+                    rank.watch.check_offered(path, rank.tree.node(node).mamba_slot)
+
     # -- the end of things -------------------------------------------------------------------------
 
     def stop(self) -> None:
         """No forward runs any more, and no request has a slot: what must be so before a reset."""
+        for batch in self._batches:
+            batch.drop()
         for request in self.requests.values():
-            if request.parts:
-                for rank, part in zip(self._replica.ranks, request.parts, strict=True):
-                    if request not in self._admitted:
-                        rank.watch.pages.retired(part.pages)
-                self._free(request)
+            self._free(request)
+            self._free_states(request)
         self._batches.clear()
         self._admitted.clear()
+        self._unfinished = None
 
     def start_again(self) -> None:
         """After a reset every request begins anew; its locks are void."""
         for name, request in list(self.requests.items()):
             request.parts = []
-            request.loading = False
+            request.handed_in = []
+            request.verdict = Verdict.NONE
             request.landed_pages = 0
             self._move(request, Life.WAITING)
             if request.aborted:
@@ -569,11 +532,12 @@ class Engine:
             rank.watch.forget_requests()
 
     def detached(self) -> None:
-        """Nobody answers any more: whoever waits matches again."""
-        for request in self.requests.values():
+        """Nobody answers any more: whoever waits matches again, whose load was open has none."""
+        for request in list(self.requests.values()):
             if request.life is Life.TOLD_TO_WAIT:
                 self._move(request, Life.WAITING)
-            request.loading = False
+            if request.verdict is Verdict.OPEN:
+                self._fail(request)
             request.landed_pages = 0
         for rank in self._replica.ranks:
             rank.watch.forget_requests()

@@ -19,6 +19,7 @@ class Fault(enum.Enum):
     LOAD_REFUSED = "the next load is refused"
     LOAD_RAISES = "the next load raises"
     START_RAISES = "the next start raises"
+    FINISH_RAISES = "the next wait for the layers of a batch raises"
     CANCEL_RAISES = "the next cancel raises"
     OFFLOAD_REFUSED = "the next offload is refused"
     OFFLOAD_RAISES = "the next offload raises"
@@ -29,6 +30,7 @@ class Fault(enum.Enum):
     # -- transfers
     LOAD_FAILS = "the next load fails in a layer"
     LOAD_HANGS = "the next load hangs in a copy"
+    LOAD_SLOW = "the next load is slower than a batch waits"
     LATE_WRITER = "the next load fails, and writes on"
     LOAD_DOUBLED = "the next load completes twice"
     LOAD_CONTRADICTS = "the next load says failed, then landed"
@@ -58,6 +60,8 @@ NEVER_LETS_GO = frozenset(
         Fault.LATE_WRITER,
         Fault.CANCEL_RAISES,
         Fault.START_RAISES,
+        Fault.FINISH_RAISES,
+        Fault.LOAD_SLOW,
         Fault.POP_RAISES,
         Fault.LOADER_DEAD,
     }

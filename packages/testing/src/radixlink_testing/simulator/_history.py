@@ -7,17 +7,12 @@ that waits must be told although what hangs goes on hanging, and then nothing ma
 
 from __future__ import annotations
 
-from array import array
-from functools import partial
 from typing import TYPE_CHECKING, Final, assert_never
 
-import attrs
-
-from radixlink_contracts import EvictParams, InsertParams, MatchPrefixParams, RadixKey
-from radixlink_contracts.errors import AgreementError
+from radixlink_contracts import EvictParams
+from radixlink_testing.simulator._divergences import Divergences
 from radixlink_testing.simulator._engine import Engine
-from radixlink_testing.simulator._faults import NEVER_LETS_GO, Divergence, Fault
-from radixlink_testing.simulator._pages import marks_of
+from radixlink_testing.simulator._faults import NEVER_LETS_GO, Fault
 from radixlink_testing.simulator._plan import (
     Abort,
     Arrive,
@@ -34,13 +29,11 @@ from radixlink_testing.simulator._plan import (
     Strike,
     Tick,
 )
-from radixlink_testing.simulator._rank import request_id
 from radixlink_testing.simulator._replica import Replica
+from radixlink_testing.simulator._result import Result, Tally
 from radixlink_testing.simulator._rules import Referee, Rule, RuleBrokenError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from radixlink_testing.simulator._plan import Event, Plan
     from radixlink_testing.simulator._rank import SimulatedRank
 
@@ -51,55 +44,6 @@ _DRAIN_TICK_S: Final = 0.5
 _DRAIN_QUANTA: Final = 12
 #: How many pages go at once where many do.
 _PAGES_LOST: Final = 8
-#: The most steps for which a divergence may go unnoticed: heartbeats are no rarer in plans.
-_UNNOTICED_STEPS: Final = 70
-
-
-@attrs.frozen(kw_only=True)
-class Tally:
-    """What happened in a history.
-
-    Attributes:
-        steps: Scheduler steps, those behind the plan included.
-        requests: Requests that were computed to their end.
-        hits: Matches that said HIT.
-        loads: Loads that were queued.
-        frames: Collectives of steps.
-        faults: Faults that struck or could have.
-        divergences: Ranks that did what the others did not; each was raised on all ranks at once.
-        slots_written_off: Tokens that a rank never let go of, on all ranks.
-    """
-
-    steps: int = 0
-    requests: int = 0
-    hits: int = 0
-    loads: int = 0
-    frames: int = 0
-    faults: int = 0
-    divergences: int = 0
-    slots_written_off: int = 0
-
-    def __add__(self, other: Tally) -> Tally:
-        """Both together."""
-        ours, theirs = attrs.asdict(self), attrs.asdict(other)
-        return Tally(**{name: ours[name] + theirs[name] for name in ours})
-
-
-@attrs.frozen(kw_only=True)
-class Result:
-    """How a history went.
-
-    Attributes:
-        plan: The history.
-        broken: The first rule that did not hold; None where all did.
-        tally: What happened.
-        story: Who did what, if it was asked for.
-    """
-
-    plan: Plan
-    broken: RuleBrokenError | None
-    tally: Tally
-    story: tuple[str, ...] = ()
 
 
 def run(plan: Plan, *, tell: bool = False) -> Result:
@@ -138,8 +82,8 @@ class History:
         self._referee = replica.referee
         self._num_steps = 0
         self._num_faults = 0
-        self._num_divergences = 0
-        self._num_ghosts = 0
+        self._num_given_up = 0
+        self.divergences = Divergences(replica, self.engine, self.take_off)
         #: Slots that linkers which are gone wrote off.
         self._written_off = 0
 
@@ -154,7 +98,7 @@ class History:
             self._referee.tick = number
             self.tick(tick)
             if self.replica.dead:
-                self._end_without_the_dead()
+                self.divergences.end_without_the_dead()
                 return
         self.drain()
 
@@ -165,10 +109,13 @@ class History:
             requests=self.engine.num_finished,
             hits=self.engine.num_hits,
             loads=self.engine.num_loads,
+            layer_wise=self.engine.num_layer_wise,
+            touches=self.replica.operations.num_touches,
             frames=self.replica.num_frames,
             faults=self._num_faults,
-            divergences=self._num_divergences,
+            divergences=self.divergences.num_divergences,
             slots_written_off=self._written_off + self._written_off_now(),
+            given_up=self._num_given_up,
         )
 
     def _written_off_now(self) -> int:
@@ -192,16 +139,21 @@ class History:
             lambda rank: self._work(tick, Point.AFTER_STEP, rank),
         )
         self._num_steps += 1
+        self._num_given_up += report.detached
         self.engine.hear(report)
+        self.engine.finish()
         found = self.engine.look(tick.admit)
         if tick.late:
             self._retire(tick.overlap)
         self.engine.admit(found)
         for rank in self.replica.ranks:
             self._work(tick, Point.AFTER_SCHEDULING, rank)
-        self.engine.launch()
+        if not tick.held:
+            self.engine.launch()
         for rank in self.replica.ranks:
             self._work(tick, Point.AFTER_LAUNCH, rank)
+        if not tick.finish_later:
+            self.engine.finish()
         self._retire(tick.overlap)
         self.replica.check(self.engine.num_pages)
         self.engine.check_patience()
@@ -213,10 +165,10 @@ class History:
             self.engine.retire()
 
     def _work(self, tick: Tick, point: Point, rank: SimulatedRank) -> None:
-        """What a rank's backend does at a point of a tick."""
-        for when, where, which in tick.work:
-            if when is point and where == rank.rank:
-                rank.work(which)
+        """What a rank's backend does at a point of a tick; its forwards read on behind it."""
+        for which in tick.quanta.get((point, rank.rank), ()):
+            rank.work(which)
+            self.engine.go_on(rank)
 
     # -- events ------------------------------------------------------------------------------------
 
@@ -229,13 +181,8 @@ class History:
                 self.engine.abort(name)
             case Poke(name=name):
                 self.engine.poke(name)
-            case Evict(num_pages=num_pages):
-                tokens = num_pages * self.replica.shape.page_size
-                self.replica.alike(
-                    "evict",
-                    lambda rank: rank.cache.evict(EvictParams(num_tokens=tokens)),
-                    lambda result: result.num_tokens_evicted,
-                )
+            case Evict():
+                self._evict(event)
             case Pass(seconds=seconds):
                 self.replica.time.seconds += seconds
             case Strike():
@@ -246,23 +193,46 @@ class History:
                 rank.executor.release()
             case Diverge(rank=number, how=how):
                 if self.replica.attached and len(self.replica.ranks) > 1:
-                    self._diverge(self.replica.ranks[number % len(self.replica.ranks)], how)
+                    rank = self.replica.ranks[number % len(self.replica.ranks)]
+                    self.divergences.diverge(rank, how)
             case Reset():
                 self.reset()
             case Detach():
                 if self.replica.attached:
                     self._referee.note("engine", "detaches")
-                    self._written_off += self._written_off_now()
-                    self.replica.detach()
-                    self.engine.detached()
+                    self.take_off()
             case Attach():
                 if not self.replica.attached:
                     self._referee.note("engine", "attaches")
                     self.replica.attach()
             case Kill(rank=number):
-                self._kill(self.replica.ranks[number % len(self.replica.ranks)])
+                self.divergences.kill(self.replica.ranks[number % len(self.replica.ranks)])
             case _:
                 assert_never(event)
+
+    def take_off(self) -> None:
+        """All ranks take the linker off."""
+        self._written_off += self._written_off_now()
+        self.replica.detach()
+        self.engine.detached()
+
+    def _evict(self, event: Evict) -> None:
+        """The engine makes room."""
+        shape = self.replica.shape
+        params = EvictParams(
+            num_tokens=event.num_pages * shape.page_size,
+            swa_num_tokens=event.num_windows * shape.page_size if shape.window else 0,
+            mamba_num=event.num_states if shape.num_states else 0,
+        )
+        self.replica.alike(
+            "evict",
+            lambda rank: rank.cache.evict(params),
+            lambda result: (
+                result.num_tokens_evicted,
+                result.swa_num_tokens_evicted,
+                result.mamba_num_evicted,
+            ),
+        )
 
     def _strike(self, event: Strike) -> None:
         """Something goes wrong."""
@@ -296,212 +266,6 @@ class History:
         self.engine.stop()
         self.replica.reset()
         self.engine.start_again()
-
-    # -- ranks that do not do the same -------------------------------------------------------------
-
-    def _diverge(self, odd: SimulatedRank, how: Divergence) -> None:
-        """A rank does what the others do not: all of them hear of it in one frame, and recover."""
-        odd.watch.note(f"alone: {how.value}")
-        self._num_divergences += 1
-        if how is Divergence.SETTINGS:
-            self._attach_differently(odd)
-            return
-        self.engine.stop()
-        match how:
-            case Divergence.INSERT:
-                self._insert_alone(odd)
-            case Divergence.EVICT:
-                if not self._evict_alone(odd):
-                    self._match_ghost([odd])
-            case Divergence.MATCH:
-                self._match_ghost([odd])
-            case Divergence.ABORT:
-                ghost = self._match_ghost(self.replica.ranks)
-                odd.watch.begin("release_aborted_request")
-                odd.cache.release_aborted_request(request_id(ghost, odd.rank))
-            case Divergence.EXTRA_STEP:
-                self._step_alone(odd)
-            case Divergence.NO_STEP:
-                self._match_ghost(self.replica.ranks)
-                self._step_without(odd)
-            case _:
-                assert_never(how)
-        self._expect_disagreement()
-        self._expect_refusals()
-        self.replica.reset()
-        self.engine.start_again()
-
-    def _insert_alone(self, odd: SimulatedRank) -> None:
-        """One rank computes a page that the others do not."""
-        size = self.replica.shape.page_size
-        odd.watch.begin("evict")
-        odd.cache.evict(EvictParams(num_tokens=size))
-        slots = odd.allocator.alloc(size)
-        if slots is None:
-            self._match_ghost([odd])
-            return
-        odd.watch.pages.taken(odd.watch.pages_in(slots))
-        key = self._ghost_key()
-        for page, mark in zip(odd.watch.pages_in(slots), marks_of(key, size), strict=True):
-            odd.watch.pages.compute(page, mark)
-        odd.watch.begin("insert")
-        odd.cache.insert(InsertParams(key=key, value=slots))
-
-    def _evict_alone(self, odd: SimulatedRank) -> bool:
-        """One rank evicts. False where it had nothing to evict."""
-        odd.watch.begin("evict")
-        return odd.cache.evict(EvictParams(num_tokens=1)).num_tokens_evicted > 0
-
-    def _match_ghost(self, ranks: list[SimulatedRank]) -> str:
-        """Some ranks ask for a request that is never run."""
-        key = self._ghost_key()
-        name = f"ghost{self._num_ghosts}"
-        for rank in ranks:
-            rank.watch.begin("match_prefix")
-            rank.cache.match_prefix(
-                MatchPrefixParams(key=key, request_id=request_id(name, rank.rank))
-            )
-        return name
-
-    def _ghost_key(self) -> RadixKey:
-        """A sequence of one page that nobody else has."""
-        self._num_ghosts += 1
-        size = self.replica.shape.page_size
-        return RadixKey(array("q", [1_000_000 + self._num_ghosts] * size))
-
-    def _step_alone(self, odd: SimulatedRank) -> None:
-        """One rank steps once more: alone where a frame is due, else unnoticed until the next."""
-        due = (odd.watch.step + 1) % self.replica.shape.settings.heartbeat_steps == 0
-        if not due and not odd.cache.num_outstanding:
-            odd.watch.begin("step")
-            odd.cache.step()
-            self._match_ghost(self.replica.ranks)
-            return
-        self._match_ghost(self.replica.ranks)
-        outcomes = self.replica.together(
-            "step", lambda rank: rank.cache.step() if rank is odd else None
-        )
-        if not isinstance(outcomes[odd.rank].error, AgreementError):
-            self._referee.breach(
-                Rule.DEADLINES, f"rank {odd.rank} stepped alone and got {outcomes[odd.rank]}"
-            )
-
-    def _step_without(self, odd: SimulatedRank) -> None:
-        """One rank does not step: the others name it by the deadline."""
-        outcomes = self.replica.together(
-            "step", lambda rank: None if rank is odd else rank.cache.step()
-        )
-        for number, outcome in outcomes.items():
-            if number != odd.rank:
-                self._expect_naming(odd, number, outcome.error)
-
-    def _expect_naming(self, missing: SimulatedRank, number: int, error: Exception | None) -> None:
-        """A rank that waited says who was missing."""
-        if not isinstance(error, AgreementError) or error.by_rank[missing.rank] != "no answer":
-            self._referee.breach(
-                Rule.DEADLINES,
-                f"rank {missing.rank} did not come to a frame, and rank {number} got {error!r}",
-            )
-
-    def _expect_disagreement(self) -> None:
-        """All ranks raise in the same step, the first in which a frame is due; none goes on."""
-        heard: dict[int, Exception | None] = {}
-
-        def go_on(rank: SimulatedRank) -> None:
-            heard[rank.rank] = _error_of_frame(rank)
-
-        for _ in range(_UNNOTICED_STEPS):
-            heard.clear()
-            outcomes = self.replica.together(
-                "step", lambda rank: rank.cache.step(), again=go_on, apart=True
-            )
-            for number, outcome in outcomes.items():
-                heard.setdefault(number, outcome.error)
-            if any(heard.values()):
-                break
-        told = {number: type(error).__name__ for number, error in heard.items()}
-        if not all(isinstance(error, AgreementError) for error in heard.values()):
-            self._referee.breach(
-                Rule.FRAMES, f"ranks differ, and not all of them hear it in one frame: {told}"
-            )
-        self._referee.check()
-
-    def _expect_refusals(self) -> None:
-        """After a disagreement every call that would change something fails at once."""
-        for rank in self.replica.ranks:
-            calls: dict[str, Callable[[], object]] = {
-                "step": rank.cache.step,
-                "match_prefix": partial(
-                    rank.cache.match_prefix,
-                    MatchPrefixParams(
-                        key=self._ghost_key(), request_id=request_id("late", rank.rank)
-                    ),
-                ),
-                "ready_to_load_host_cache": rank.cache.ready_to_load_host_cache,
-            }
-            for name, call in calls.items():
-                entered = len(rank.watch.collectives)
-                rank.watch.begin(name)
-                try:
-                    call()
-                except AgreementError:
-                    pass
-                else:
-                    self._referee.breach(
-                        Rule.DEADLINES, f"rank {rank.rank}: {name} went on after a disagreement"
-                    )
-                if len(rank.watch.collectives) > entered:
-                    self._referee.breach(
-                        Rule.DEADLINES,
-                        f"rank {rank.rank}: {name} entered a collective after a disagreement",
-                    )
-        self._referee.check()
-
-    def _attach_differently(self, odd: SimulatedRank) -> None:
-        """One rank attaches with other pools: refused on all, and nothing is attached."""
-        self._written_off += self._written_off_now()
-        self.replica.detach()
-        self.engine.detached()
-        odd.backend.more_pools = True
-        for rank in self.replica.ranks:
-            rank.watch.attached = True
-        outcomes = self.replica.together(
-            "init_cache_linker",
-            lambda rank: rank.cache.init_cache_linker(rank.backend),
-            apart=True,
-        )
-        odd.backend.more_pools = False
-        for number, outcome in outcomes.items():
-            if not isinstance(outcome.error, AgreementError):
-                self._referee.breach(
-                    Rule.ATTACH,
-                    f"rank {number} attached although ranks attach differently: {outcome}",
-                )
-        self._referee.check()
-        self.replica.attach()
-
-    def _kill(self, victim: SimulatedRank) -> None:
-        """A rank ends: the others hear who it was by the deadline."""
-        victim.watch.note("ends")
-        self.engine.stop()
-        self._match_ghost(self.replica.ranks)
-        self.replica.dead.add(victim.rank)
-        outcomes = self.replica.together("step", lambda rank: rank.cache.step())
-        for number, outcome in outcomes.items():
-            self._expect_naming(victim, number, outcome.error)
-        self._referee.check()
-
-    def _end_without_the_dead(self) -> None:
-        """Those that live close their linkers, and leave nothing behind."""
-        victims = [rank for rank in self.replica.ranks if rank.rank in self.replica.dead]
-        for rank in self.replica.alive:
-            rank.watch.disarm()
-            rank.watch.begin("detach")
-            rank.cache.release_host_resources()
-        outcomes = self.replica.together("reset", lambda rank: rank.cache.reset())
-        for number, outcome in outcomes.items():
-            self._expect_naming(victims[0], number, outcome.error)
-        self.replica.check_empty("the end")
 
     # -- the end -----------------------------------------------------------------------------------
 
@@ -563,7 +327,7 @@ class History:
             self._referee.breach(
                 Rule.FRAMES, f"{tally.slots_written_off} slots were written off without a fault"
             )
-        self.happen(Evict(1 << 20))
+        self.happen(Evict(1 << 20, 1 << 20, 1 << 20))
         replica.check(self.engine.num_pages)
         for rank in replica.ranks:
             if rank.tree.evictable_size:
@@ -576,14 +340,3 @@ class History:
         for _ in range(2):
             replica.alike("detach", lambda rank: rank.cache.release_host_resources())
         replica.check_empty("the end")
-
-
-def _error_of_frame(rank: SimulatedRank) -> Exception | None:
-    """A rank goes on while others wait for it: by its next heartbeat it comes to a frame."""
-    entered = len(rank.watch.collectives)
-    try:
-        while len(rank.watch.collectives) == entered:
-            rank.cache.step()
-    except AgreementError as error:
-        return error
-    return None

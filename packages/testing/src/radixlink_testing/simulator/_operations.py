@@ -1,14 +1,14 @@
 """What each rank was told of each operation, and what became of it: the verdicts, worked out apart.
 
 An operation is seen where the code under test hands it to a backend, and ends where that code says
-so: a load is done when its pages are inserted, an offload or a touch when the tree is told; each has failed
-when its ticket is decided without that.
+so: a load is done when its pages are inserted, an offload or a touch when the tree is told; each has
+failed when its ticket is decided without that.
 """
 
 from __future__ import annotations
 
 import enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import attrs
 
@@ -16,9 +16,9 @@ from radixlink_contracts import Outcome
 from radixlink_testing.simulator._rules import Rule
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
-    from radixlink_contracts import OperationId, OperationTicket
+    from radixlink_contracts import OperationId, OperationTicket, PoolName
     from radixlink_linker import LinkerSettings
     from radixlink_testing.simulator._rules import Referee
 
@@ -68,6 +68,10 @@ class Share:
         self.say(Outcome.FAILED, quiesced=False)
 
 
+Parts: TypeAlias = "tuple[tuple[PoolName, tuple[bytes, ...]], ...]"
+"""The marks of an operation's pages, by pool."""
+
+
 @attrs.define(kw_only=True, eq=False)
 class Operation:
     """A load, an offload or a touch, on all ranks.
@@ -76,32 +80,45 @@ class Operation:
         op: Its id.
         load: True for a load.
         touch: True for a touch.
-        marks: Its pages.
+        layer_wise: True for a load that a forward waits for, layer by layer.
+        parts: Its pages, by pool, full attention first where it is there.
         request: Whom a load is for.
         end: The page behind the last that a load brings.
         shares: By rank.
+        started: The engine's start call came.
+        framed: It was there before the frame of the last step, which spoke of it.
         decided_step: The step of the verdict.
         cancelled: Taken back before it was started, so that it says nothing about its pages.
-        fresh: Begun behind the frame of the step that is going on, which could not speak of it.
         written_off: Some rank did not let go in time, so its pages are nobody's until a reset.
     """
 
     op: OperationId
     load: bool
     touch: bool
-    marks: tuple[bytes, ...]
+    layer_wise: bool
+    parts: Parts
     request: str
     end: int
     shares: dict[int, Share] = attrs.field(factory=dict)
+    started: bool = False
+    framed: bool = False
     decided_step: int | None = None
     cancelled: bool = False
-    fresh: bool = False
     written_off: bool = False
+
+    @property
+    def marks(self) -> tuple[bytes, ...]:
+        """The pages of its first part: a load's of full attention."""
+        return self.parts[0][1]
 
     @property
     def undecided(self) -> bool:
         """True while no rank knows how it ends."""
         return all(share.verdict is Verdict.PENDING for share in self.shares.values())
+
+    def holds_on(self, rank: int) -> bool:
+        """True when a rank has not let go of its pages."""
+        return not self.shares[rank].quiesced
 
     @property
     def quiesced(self) -> bool:
@@ -125,6 +142,8 @@ class Operations:
         self._past: dict[OperationId, Operation] = {}
         #: Pages of loads that failed, and the step until which they count as missing.
         self.missing: dict[bytes, int] = {}
+        #: Touches that were begun, in the whole history.
+        self.num_touches = 0
 
     def get(self, op: OperationId) -> Operation | None:
         """An operation, over or not."""
@@ -137,11 +156,11 @@ class Operations:
         deadline: float,
         *,
         load: bool,
-        marks: Sequence[bytes],
+        parts: Parts,
+        touch: bool = False,
+        layer_wise: bool = False,
         request: str = "",
         end: int = 0,
-        touch: bool = False,
-        fresh: bool = False,
     ) -> Share:
         """One rank's backend was handed an operation."""
         operation = self.live.get(ticket.op)
@@ -154,16 +173,24 @@ class Operations:
                 op=ticket.op,
                 load=load,
                 touch=touch,
-                marks=tuple(marks),
+                layer_wise=layer_wise,
+                parts=parts,
                 request=request,
                 end=end,
-                fresh=fresh,
             )
             self.live[ticket.op] = operation
-        elif (operation.load, operation.touch, operation.marks, operation.request) != (
+            self.num_touches += touch
+        elif (
+            operation.load,
+            operation.touch,
+            operation.layer_wise,
+            operation.parts,
+            operation.request,
+        ) != (
             load,
             touch,
-            tuple(marks),
+            layer_wise,
+            parts,
             request,
         ):
             self._referee.breach(
@@ -204,6 +231,11 @@ class Operations:
                     f"rank {rank}: {what} {operation.op} is done, but rank {other} has not said so",
                 )
 
+    def before_step(self) -> None:
+        """All ranks are about to step: the frame speaks of what there is now."""
+        for operation in self.live.values():
+            operation.framed = True
+
     def stepped(self, rank: int, now: float) -> None:
         """A rank has read its clock for a frame, after what its backend said."""
         for operation in self.live.values():
@@ -211,30 +243,57 @@ class Operations:
             if share is not None and share.first is None and now >= share.deadline:
                 share.expired = True
 
-    def after_step(self, step: int, settings: LinkerSettings) -> None:
-        """All ranks have stepped: judge the verdicts."""
+    def after_step(self, step: int, settings: LinkerSettings, *, given_up: bool) -> None:
+        """All ranks have stepped: judge the verdicts.
+
+        Args:
+            step: Which step.
+            settings: The linker's.
+            given_up: There is no store any more, so that what was pending has failed.
+        """
         for place, operation in enumerate(list(self.live.values())):
-            for rank, share in operation.shares.items():
-                if share.verdict is Verdict.PENDING and share.ticket.decided:
-                    share.verdict = Verdict.DONE if share.landed else Verdict.FAILED
-                    self._judge_failed(rank, operation)
-            verdicts = {share.verdict for share in operation.shares.values()}
-            if len(verdicts) > 1:
-                by_rank = {rank: one.verdict.value for rank, one in operation.shares.items()}
-                self._referee.breach(
-                    Rule.FRAMES, f"operation {operation.op}: ranks have the verdicts {by_rank}"
-                )
+            self._judge_agreed(operation, step, settings, given_up=given_up)
             if operation.undecided:
-                if place < settings.max_operations and not operation.fresh:
+                if operation.framed and place < settings.max_operations:
                     self._judge_pending(operation)
-                operation.fresh = False
-            elif operation.decided_step is None:
-                operation.decided_step = step
-                if operation.load and Verdict.FAILED in verdicts and not operation.cancelled:
-                    self.missing[operation.marks[0]] = step + settings.miss_steps
-            elif step - operation.decided_step >= settings.write_off_steps:
+            elif (
+                operation.decided_step is not None
+                and step - operation.decided_step >= settings.write_off_steps
+            ):
                 operation.written_off = operation.written_off or not operation.quiesced
         self.missing = {mark: until for mark, until in self.missing.items() if until > step}
+
+    def after_launch(self, step: int, settings: LinkerSettings) -> None:
+        """All ranks came out of the frame after a launch: judge the verdicts."""
+        for operation in list(self.live.values()):
+            running = operation.layer_wise and operation.started
+            self._judge_agreed(operation, step, settings, given_up=False)
+            if running and operation.undecided:
+                self._referee.breach(
+                    Rule.DEADLINES,
+                    f"operation {operation.op}: its batch was launched and waited for, and it is "
+                    "pending",
+                )
+
+    def _judge_agreed(
+        self, operation: Operation, step: int, settings: LinkerSettings, *, given_up: bool
+    ) -> None:
+        """The verdict is one, and as the backends gave it."""
+        for rank, share in operation.shares.items():
+            if share.verdict is Verdict.PENDING and share.ticket.decided:
+                share.verdict = Verdict.DONE if share.landed else Verdict.FAILED
+                if not given_up:
+                    self._judge_failed(rank, operation)
+        verdicts = {share.verdict for share in operation.shares.values()}
+        if len(verdicts) > 1:
+            by_rank = {rank: one.verdict.value for rank, one in operation.shares.items()}
+            self._referee.breach(
+                Rule.FRAMES, f"operation {operation.op}: ranks have the verdicts {by_rank}"
+            )
+        if not operation.undecided and operation.decided_step is None:
+            operation.decided_step = step
+            if operation.load and Verdict.FAILED in verdicts and not operation.cancelled:
+                self.missing[operation.marks[0]] = step + settings.miss_steps
 
     def _judge_pending(self, operation: Operation) -> None:
         """Pending needs that no rank has failed: a failure is agreed in the next frame."""
@@ -270,6 +329,25 @@ class Operations:
         self._past.update(self.live)
         self.live.clear()
         self.missing.clear()
+
+    def start(self) -> None:
+        """The engine's start call came on all ranks."""
+        for operation in self.live.values():
+            if operation.load and not operation.cancelled:
+                operation.started = True
+
+    def running(self) -> list[Operation]:
+        """The layer-wise loads that the frame after a launch must decide."""
+        return [
+            one
+            for one in self.undecided_loads()
+            if one.layer_wise and one.started and not one.cancelled
+        ]
+
+    def waited_for(self, rank: int, running: list[Operation]) -> None:
+        """A rank's batch was launched and waited for: what it has not said by then has failed."""
+        for operation in running:
+            operation.shares[rank].give_up()
 
     def undecided_loads(self) -> Iterator[Operation]:
         """Loads whose verdict is open."""

@@ -1,7 +1,8 @@
-"""Pages: what their bytes must be, the store that keeps them, and who has which on the device.
+"""Pages of the device: what their bytes must be, whose they are, and who reads them now.
 
-A page's bytes are a function of its sequence up to its end, its namespace, the rank and the layer
-range. None of it is a hash of the code under test, so that a wrong key shows as wrong bytes.
+The bytes of a page, a window's page or a state are a function of its sequence up to its end, its
+namespace, the pool, the rank and the layer range. None of it is a hash of the code under test, so
+that a wrong key, a window at another place or a state of another boundary shows as wrong bytes.
 """
 
 from __future__ import annotations
@@ -10,14 +11,14 @@ import enum
 from collections import Counter
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Final
-from zlib import crc32
 
 import attrs
 
+from radixlink_contracts import PoolName
 from radixlink_testing.simulator._rules import Rule
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Collection, Iterable, Sequence
 
     from radixlink_contracts import OperationId, RadixKey
     from radixlink_testing.simulator._rules import Referee
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 POISON: Final = b"poison"
 _MARK_BYTES: Final = 8
 _marks: Final[dict[tuple[bytes, bytes], bytes]] = {}
+_NUMBERS: Final = {PoolName.KV: 0, PoolName.SWA: 1, PoolName.MAMBA: 2}
 
 
 def marks_of(key: RadixKey, page_size: int) -> list[bytes]:
@@ -46,86 +48,7 @@ def marks_of(key: RadixKey, page_size: int) -> list[bytes]:
     return marks
 
 
-def page_bytes(mark: bytes, rank: int, layer: int) -> bytes:
-    """What one layer range of a page has on a rank."""
-    return bytes((rank, layer)) + mark
-
-
-@attrs.define(kw_only=True, eq=False)
-class _Stored:
-    """A page in the store.
-
-    Attributes:
-        layers: Its bytes, by layer range.
-        sums: Their checksums, as they were written.
-    """
-
-    layers: list[bytes]
-    sums: tuple[int, ...]
-
-
-class Shelf:
-    """One rank's shard of the store: what a page store does, and what may befall it.
-
-    Thread: any; one at a time.
-    """
-
-    def __init__(self) -> None:
-        """Start empty."""
-        self._pages: dict[bytes, _Stored] = {}
-        #: Puts that find no room.
-        self.full = 0
-
-    def __contains__(self, key: bytes) -> bool:
-        """True while a page is here."""
-        return key in self._pages
-
-    def leading(self, keys: Iterable[bytes]) -> int:
-        """How many of the pages, from the first, are here."""
-        count = 0
-        for key in keys:
-            if key not in self._pages:
-                break
-            count += 1
-        return count
-
-    def read(self, key: bytes, layer: int, *, verify: bool = True) -> bytes | None:
-        """One layer range of a page; None where it is gone, or is not what was written."""
-        stored = self._pages.get(key)
-        if stored is None:
-            return None
-        data = stored.layers[layer]
-        return None if verify and crc32(data) != stored.sums[layer] else data
-
-    def put(self, key: bytes, layers: Sequence[bytes]) -> bool:
-        """Store a page; False where there is no room."""
-        if self.full:
-            self.full -= 1
-            return False
-        self._pages[key] = _Stored(layers=list(layers), sums=tuple(map(crc32, layers)))
-        return True
-
-    def lose(self, which: int) -> bool:
-        """Some page is gone. False where there is none."""
-        if not self._pages:
-            return False
-        del self._pages[self._pick(which)]
-        return True
-
-    def flip(self, which: int) -> bool:
-        """A bit of some page has changed. False where there is none."""
-        if not self._pages:
-            return False
-        layers = self._pages[self._pick(which)].layers
-        layer = which % len(layers)
-        layers[layer] = bytes((layers[layer][0] ^ 0x80,)) + layers[layer][1:]
-        return True
-
-    def _pick(self, which: int) -> bytes:
-        return list(self._pages)[which % len(self._pages)]
-
-
-class Holder(enum.Enum):
+class Holder(enum.IntEnum):
     """Who has a page of the device."""
 
     FREE = enum.auto()
@@ -157,27 +80,49 @@ class Hold:
 
 _FREE: Final = Hold(Holder.FREE)
 _ALLOCATED: Final = Hold(Holder.ALLOCATED)
+_ENGINE: Final = Hold(Holder.ENGINE)
 _EVICTED: Final = Hold(Holder.EVICTED)
 
 
 class DevicePages:
-    """The pages of one pool on one rank: what is in them, whose they are, and who reads them now.
+    """The pages of one pool on one rank, or its states.
 
     Thread: any; one at a time.
     """
 
-    def __init__(self, rank: int, num_pages: int, num_layers: int, referee: Referee) -> None:
+    def __init__(
+        self, rank: int, pool: PoolName, num_pages: int, num_layers: int, referee: Referee
+    ) -> None:
         """Start with every page free."""
         self.rank = rank
+        self.pool = pool
         self.num_layers = num_layers
         self._referee = referee
+        number = _NUMBERS[pool]
+        self._heads = [bytes((number, rank, layer)) for layer in range(num_layers)]
+        self._whole: dict[bytes, tuple[bytes, ...]] = {}
         self._empty = (POISON,) * num_layers
-        self._layers = [list(self._empty) for _ in range(num_pages)]
+        self._layers = [self._empty] * num_pages
         self.holds = [_FREE] * num_pages
+        #: How many pages each holder has.
+        self.count = Counter({Holder.FREE: num_pages})
         #: Pages that batches which run read or write, and how many of them.
         self._busy: Counter[int] = Counter()
 
+    def bytes_of(self, mark: bytes) -> tuple[bytes, ...]:
+        """What the layer ranges of a page have on this rank."""
+        whole = self._whole.get(mark)
+        if whole is None:
+            whole = self._whole[mark] = tuple([head + mark for head in self._heads])
+        return whole
+
     # -- who has what ------------------------------------------------------------------------------
+
+    def _give(self, page: int, hold: Hold) -> None:
+        """A page is somebody's from now on."""
+        self.count[self.holds[page].holder] -= 1
+        self.count[hold.holder] += 1
+        self.holds[page] = hold
 
     def of(self, *holders: Holder) -> set[int]:
         """The pages that these have."""
@@ -196,61 +141,67 @@ class DevicePages:
         for page in pages:
             if self.holds[page] is not _FREE:
                 self._breach(Rule.LANDED, page, "is dealt out, and")
-            self.holds[page] = _ALLOCATED
+            self._give(page, _ALLOCATED)
 
     def taken(self, pages: Iterable[int]) -> None:
         """The engine has them for a request."""
-        hold = Hold(Holder.ENGINE)
         for page in pages:
-            self.holds[page] = hold
+            if self.holds[page] is not _ALLOCATED:
+                self._breach(Rule.LANDED, page, "is a request's to write to, and")
+            self._give(page, _ENGINE)
 
     def staged(self, operation: OperationId, pages: Sequence[int], marks: Sequence[bytes]) -> None:
         """A load has them."""
         for page, mark in zip(pages, marks, strict=True):
             if self.holds[page] is not _ALLOCATED:
                 self._breach(Rule.LANDED, page, f"is a target of load {operation}, and")
-            self.holds[page] = Hold(Holder.LOAD, operation, mark)
+            self._give(page, Hold(Holder.LOAD, operation, mark))
 
-    def adopted(self, pages: Sequence[int], marks: Sequence[bytes]) -> None:
-        """The tree took them: from now on everybody may read them."""
-        for page, mark in zip(pages, marks, strict=True):
-            hold = self.holds[page]
-            if hold.holder not in {Holder.ENGINE, Holder.LOAD}:
-                self._breach(Rule.LANDED, page, "is taken into the tree, and")
-            self.holds[page] = Hold(Holder.TREE, hold.operation, mark)
-            self.look(page, mark, Rule.LANDED, "is published")
+    def put_beside(self, page: int, mark: bytes) -> None:
+        """A window's page is beside a full page that has, or will have, this mark; empty: unknown."""
+        own = self.holds[page].mark
+        if own and mark and own != mark:
+            self._breach(Rule.PAGES, page, "is put beside a full page of another place, and")
 
-    def unadopted(self, pages: Iterable[int]) -> None:
-        """The tree has others in their place."""
-        for page in pages:
-            hold = self.holds[page]
-            if hold.holder is not Holder.TREE:
-                self.holds[page] = Hold(Holder.UNADOPTED, hold.operation)
+    def adopted(self, page: int, mark: bytes) -> None:
+        """The tree took it: from now on everybody may read it."""
+        hold = self.holds[page]
+        if hold.holder not in {Holder.ENGINE, Holder.LOAD}:
+            self._breach(Rule.LANDED, page, "is taken into the tree, and")
+        elif hold.mark and hold.mark != mark:
+            self._breach(Rule.PAGES, page, "is taken into the tree at another place, and")
+        self._give(page, Hold(Holder.TREE, hold.operation, mark))
+        self.look(page, mark, "is published")
 
-    def left_tree(self, pages: Iterable[int]) -> None:
-        """The tree gave them up."""
-        for page in pages:
-            if self.holds[page].holder is not Holder.TREE:
-                self._breach(Rule.RECEIPTS, page, "is evicted, and")
-            self.holds[page] = _EVICTED
+    def unadopted(self, page: int) -> None:
+        """The tree has another in its place."""
+        hold = self.holds[page]
+        if hold.holder is not Holder.TREE:
+            self._give(page, Hold(Holder.UNADOPTED, hold.operation))
 
-    def forget_restored(self, marks: set[bytes] | None) -> None:
+    def left_tree(self, page: int, operation: OperationId | None = None) -> None:
+        """The tree gave it up, to a load that has to free it where there was one."""
+        if self.holds[page].holder is not Holder.TREE:
+            self._breach(Rule.RECEIPTS, page, "is evicted, and")
+        self._give(page, _EVICTED if operation is None else Hold(Holder.EVICTED, operation))
+
+    def forget_restored(self, marks: Collection[bytes] | None = None) -> None:
         """These pages of the tree may be offered to the store, whoever brought them; None: all."""
         for page, hold in enumerate(self.holds):
             known = hold.holder is Holder.TREE and hold.operation is not None
             if known and (marks is None or hold.mark in marks):
-                self.holds[page] = Hold(Holder.TREE, None, hold.mark)
+                self._give(page, Hold(Holder.TREE, None, hold.mark))
 
     def freed(self, pages: Iterable[int]) -> None:
         """They went back to the allocator."""
         for page in pages:
-            hold = self.holds[page]
-            if hold.holder in {Holder.FREE, Holder.TREE}:
+            holder = self.holds[page].holder
+            if holder is Holder.FREE or holder is Holder.TREE:
                 self._breach(Rule.LANDED, page, "is freed, and")
             if self._busy[page]:
                 self._breach(Rule.LANDED, page, "is freed while a batch that runs reads it, and")
-            self.holds[page] = _FREE
-            self._layers[page][:] = self._empty
+            self._give(page, _FREE)
+            self._layers[page] = self._empty
 
     # -- what is in them ---------------------------------------------------------------------------
 
@@ -266,38 +217,58 @@ class DevicePages:
         """A forward wrote its own page."""
         if self.holds[page].holder is not Holder.ENGINE:
             self._breach(Rule.LANDED, page, "is written by a forward, and")
-        for layer in range(self.num_layers):
-            self._layers[page][layer] = page_bytes(mark, self.rank, layer)
+        self._layers[page] = self.bytes_of(mark)
+
+    def copied(self, source: int, target: int) -> None:
+        """A state was copied."""
+        if self.holds[source].holder is not Holder.TREE:
+            self._breach(Rule.RECEIPTS, source, "is forked, and")
+        self._layers[target] = self._layers[source]
 
     def write(self, operation: OperationId, page: int, layer: int, data: bytes) -> None:
         """A load wrote one layer range of one of its pages."""
         hold = self.holds[page]
         if hold.operation != operation or hold.holder not in {Holder.LOAD, Holder.UNADOPTED}:
             self._breach(Rule.FRAMES, page, f"is written late by load {operation}, and")
-        elif hold.mark and data != page_bytes(hold.mark, self.rank, layer):
+        elif hold.mark and data != self.bytes_of(hold.mark)[layer]:
             self._breach(Rule.PAGES, page, f"gets another page's bytes by load {operation}, and")
-        self._layers[page][layer] = data
+        layers = self._layers[page]
+        self._layers[page] = (*layers[:layer], data, *layers[layer + 1 :])
 
     def gather(self, page: int, layer: int, operation: OperationId) -> bytes:
         """An offload read one layer range of a page of the tree."""
         hold = self.holds[page]
+        data = self._layers[page][layer]
         if hold.holder is not Holder.TREE:
             self._breach(Rule.RECEIPTS, page, f"is read by offload {operation}, and")
-        elif self._layers[page][layer] != page_bytes(hold.mark, self.rank, layer):
+        elif data != self.bytes_of(hold.mark)[layer]:
             self._breach(
                 Rule.LANDED, page, f"goes to the store with wrong bytes ({operation}), and"
             )
-        return self._layers[page][layer]
+        return data
 
-    def look(self, page: int, mark: bytes, rule: Rule, why: str) -> None:
-        """Compare a page with what it should be."""
-        for layer, data in enumerate(self._layers[page]):
-            if data != page_bytes(mark, self.rank, layer):
-                self._breach(rule, page, f"{why} with wrong bytes in layer {layer}, and")
+    def right(self, page: int, layer: int, mark: bytes) -> bool:
+        """True where one layer range of a page is what it should be."""
+        return self._layers[page][layer] == self.bytes_of(mark)[layer]
+
+    def look(self, page: int, mark: bytes, why: str) -> None:
+        """Compare a page with what it should be.
+
+        What nobody wrote, or another owner has by now, should not have been read; what is somebody
+        else's in its owner's place is no page of its key.
+        """
+        layers, whole = self._layers[page], self.bytes_of(mark)
+        if layers is whole or layers == whole:
+            return
+        wrong = next(layer for layer, data in enumerate(layers) if data != whole[layer])
+        own = self.holds[page].mark == mark and layers[wrong] is not POISON
+        rule = Rule.PAGES if own else Rule.LANDED
+        self._breach(rule, page, f"{why} with wrong bytes in layer {wrong}, and")
 
     def _breach(self, rule: Rule, page: int, what: str) -> None:
         hold = self.holds[page]
         operation = "" if hold.operation is None else f" of operation {hold.operation}"
         self._referee.breach(
-            rule, f"rank {self.rank}: page {page} {what} it is {hold.holder.name}{operation}"
+            rule,
+            f"rank {self.rank}: {self.pool} page {page} {what} it is {hold.holder.name}{operation}",
         )

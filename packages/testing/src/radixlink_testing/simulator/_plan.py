@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import enum
 import random
+from functools import cached_property
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 import attrs
@@ -17,7 +18,7 @@ from radixlink_testing.simulator._faults import OF_TOUCHES, Divergence, Fault
 from radixlink_testing.simulator._rank import Shape
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
 
 @attrs.frozen(kw_only=True)
@@ -31,6 +32,9 @@ class Arrive:
         turns: What comes behind it in later turns of the conversation.
         chunk: Pages that one forward computes; 0 for all.
         tenant: Its cache salt; empty for none.
+        slide: It gives its window up where it has moved on.
+        keep: It leaves a state behind at the end of each chunk, not only of the last.
+        layer_wise: It would rather run at once than wait for a load.
     """
 
     name: str
@@ -39,6 +43,9 @@ class Arrive:
     turns: tuple[str, ...] = ()
     chunk: int = 0
     tenant: str = ""
+    slide: bool = False
+    keep: bool = True
+    layer_wise: bool = False
 
 
 @attrs.frozen
@@ -57,9 +64,11 @@ class Poke:
 
 @attrs.frozen
 class Evict:
-    """The engine makes room."""
+    """The engine makes room: full attention, windows beside full pages that stay, states."""
 
     num_pages: int
+    num_windows: int = 0
+    num_states: int = 0
 
 
 @attrs.frozen
@@ -163,6 +172,8 @@ class Tick:
         admit: How many requests are looked at.
         overlap: How many batches may run when it is over.
         late: Batches are processed between the matches of requests and their admission.
+        held: Nothing is launched, so that what was queued stays queued.
+        finish_later: The frame after the launch comes behind the next step.
     """
 
     events: tuple[Event, ...] = ()
@@ -171,6 +182,16 @@ class Tick:
     admit: int = 4
     overlap: int = 1
     late: bool = False
+    held: bool = False
+    finish_later: bool = False
+
+    @cached_property
+    def quanta(self) -> Mapping[tuple[Point, int], list[int]]:
+        """`work`, by when and on which rank."""
+        quanta: dict[tuple[Point, int], list[int]] = {}
+        for point, rank, which in self.work:
+            quanta.setdefault((point, rank), []).append(which)
+        return quanta
 
 
 @attrs.frozen(kw_only=True)
@@ -217,8 +238,8 @@ _DIVERGENCES: Final = (*Divergence, Divergence.EXTRA_STEP, Divergence.EXTRA_STEP
 _SPEEDS: Final = ((2, 6), (4, 10), (1, 2), (0, 6))
 
 
-def settings_of(rng: random.Random) -> LinkerSettings:
-    """Small numbers, so that every limit is met."""
+def settings_of(rng: random.Random, *, faulty: bool) -> LinkerSettings:
+    """Small numbers, so that every limit is met; without a fault nothing need be written off."""
     max_lookups = rng.choice((2, 5, 64))
     return LinkerSettings(
         frame_words=rng.choice((7, 8, 16)),
@@ -229,12 +250,32 @@ def settings_of(rng: random.Random) -> LinkerSettings:
         publish_lock_steps=rng.choice((2, 6, 20)),
         miss_steps=rng.choice((2, 8, 20)),
         heartbeat_steps=rng.choice((5, 16, 64)),
-        write_off_steps=rng.choice((30, 60)),
-        written_off_percent=100,
+        write_off_steps=rng.choice((8, 8, 60) if faulty else (30, 60)),
+        written_off_percent=rng.choice((100, 8, 0)),
         backup_threshold=rng.choice((1, 1, 1, 2)),
         step_timeout_s=20.0,
         lookup_timeout_s=2.0,
         transfer_timeout_s=8.0,
+    )
+
+
+def shape_of(rng: random.Random, num_ranks: int, *, faulty: bool) -> Shape:
+    """A kind of model, with little room for each of its states."""
+    page_size = rng.choice((1, 2, 4))
+    windows, states = rng.choice(((False, False), (True, False), (False, True), (True, True)))
+    return Shape(
+        num_ranks=num_ranks,
+        page_size=page_size,
+        num_pages=rng.choice((16, 24, 40)),
+        num_layers=rng.choice((1, 2, 3)),
+        # One page, or two of which the first is in part.
+        window=rng.choice((page_size, page_size + 1)) if windows else 0,
+        num_window_pages=rng.choice((12, 20, 32)),
+        num_states=rng.choice((6, 10, 16)) if states else 0,
+        states_per_path=rng.choice((None, 1, 2)),
+        layer_wise=rng.random() < 0.6,
+        settings=settings_of(rng, faulty=faulty),
+        prompt=rng.random() < 0.7,
     )
 
 
@@ -250,19 +291,14 @@ def plan_of(seed: int, *, num_ranks: int | None = None, faults: bool | None = No
     # Of its own, so that a history without touches is as it is with them.
     touches = random.Random(f"touches of {seed}")  # noqa: S311 -- likewise
     ranks = num_ranks or rng.choice((2, 2, 2, 2, 2, 2, 3, 4))
-    shape = Shape(
-        num_ranks=ranks,
-        page_size=rng.choice((1, 2, 4)),
-        num_pages=rng.choice((16, 24, 40)),
-        num_layers=rng.choice((1, 2, 3)),
-        settings=attrs.evolve(
-            settings_of(rng),
-            touch_after_uses=touches.choice((1, 4, 16, 1 << 20)),
-            max_touches=touches.choice((1, 2, 8)),
-        ),
-        prompt=rng.random() < 0.7,
-    )
     faulty = seed % 2 == 1 if faults is None else faults
+    shape = shape_of(rng, ranks, faulty=faulty)
+    settings = attrs.evolve(
+        shape.settings,
+        touch_after_uses=touches.choice((1, 4, 16, 1 << 20)),
+        max_touches=touches.choice((1, 2, 8)),
+    )
+    shape = attrs.evolve(shape, settings=settings)
     num_ticks = _MIN_TICKS + rng.randrange(20)
     events: list[list[Event]] = [[] for _ in range(num_ticks)]
     _add_requests(rng, events)
@@ -285,6 +321,8 @@ def plan_of(seed: int, *, num_ranks: int | None = None, faults: bool | None = No
                 admit=rng.choice((1, 3, 8)),
                 overlap=rng.choice((0, 1, 1, 2)),
                 late=rng.random() < 0.3,
+                held=rng.random() < 0.1,
+                finish_later=rng.random() < 0.3,
             )
         )
     return Plan(name=f"seed {seed}", shape=shape, ticks=tuple(ticks))
@@ -310,6 +348,9 @@ def _add_requests(rng: random.Random, events: list[list[Event]]) -> None:
             turns=turns,
             chunk=rng.choice((0, 0, 1, 2)),
             tenant=rng.choice(("", "", "", "t")),
+            slide=rng.random() < 0.5,
+            keep=rng.random() < 0.6,
+            layer_wise=rng.random() < 0.7,
         )
         tick = rng.randrange(last)
         events[tick].append(arrival)
@@ -325,7 +366,7 @@ def _add_calls(rng: random.Random, events: list[list[Event]]) -> None:
     """What the engine does beside its requests."""
     for tick, happening in enumerate(events):
         if rng.random() < 0.12:
-            happening.append(Evict(rng.choice((1, 4, 100))))
+            happening.append(_eviction(rng))
         if rng.random() < 0.04:
             happening.append(Pass(rng.choice((0.5, 1.0, 3.0))))
         if rng.random() < 0.004:
@@ -334,6 +375,14 @@ def _add_calls(rng: random.Random, events: list[list[Event]]) -> None:
             happening.append(Detach())
             back = min(len(events) - 1, tick + rng.randrange(6))
             events[back].append(Attach())
+
+
+def _eviction(rng: random.Random) -> Evict:
+    """Room for full attention, or for windows or states alone."""
+    number = rng.choice((1, 4, 100))
+    return rng.choice(
+        (Evict(number), Evict(number), Evict(0, num_windows=number), Evict(0, num_states=number))
+    )
 
 
 def _add_faults(rng: random.Random, events: list[list[Event]], num_ranks: int) -> None:

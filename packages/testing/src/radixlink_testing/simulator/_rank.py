@@ -12,18 +12,23 @@ from typing import TYPE_CHECKING, Self
 import attrs
 from typing_extensions import override
 
-from radixlink_components import FullComponent
-from radixlink_contracts import RequestId
+from radixlink_components import FullComponent, MambaComponent, SWAComponent
+from radixlink_contracts import PoolName, RequestId
 from radixlink_linker import DeviceSlots, LinkerSettings, UnifiedRadixCache
-from radixlink_pools import PagedAllocator
-from radixlink_testing.simulator._backend import SimulatedExecutor, SimulatedLinker
+from radixlink_pools import FullSwaAllocator, PagedAllocator, StateSlotAllocator
+from radixlink_testing.allocators import WatchedAllocator, WatchedPair, WatchedStates
+from radixlink_testing.simulator._backend import SimulatedLinker
+from radixlink_testing.simulator._device import Device
+from radixlink_testing.simulator._executor import SimulatedExecutor
 from radixlink_testing.simulator._group import SimulatedClock, SimulatedGroup
-from radixlink_testing.simulator._watch import Watch, WatchedAllocator, WatchedTree
+from radixlink_testing.simulator._watch import Watch
+from radixlink_testing.simulator._watched_tree import WatchedTree
+from radixlink_tree import StateRules
 
 if TYPE_CHECKING:
     import torch
 
-    from radixlink_contracts import ComponentType, RadixKey
+    from radixlink_contracts import LinkerComponent, RadixKey
     from radixlink_testing.simulator._group import Meetings, Time
     from radixlink_testing.simulator._operations import Operations
     from radixlink_testing.simulator._rules import Referee
@@ -38,6 +43,11 @@ class Shape:
         page_size: Tokens.
         num_pages: Pages of the device.
         num_layers: Layer ranges of a page.
+        window: Tokens that sliding-window attention looks back; 0 for none.
+        num_window_pages: Pages of the window pool.
+        num_states: Recurrent states of the device; 0 for none.
+        states_per_path: The tree's cap of states on a path; None for none.
+        layer_wise: Backends offer layer-wise loads, and the engine asks for some.
         settings: Of the linker.
         verify: Backends compare what they read with its checksum.
         prompt: Backends let go of what is decided when they are next asked.
@@ -47,9 +57,35 @@ class Shape:
     page_size: int = 2
     num_pages: int = 32
     num_layers: int = 2
+    window: int = 0
+    num_window_pages: int = 24
+    num_states: int = 0
+    states_per_path: int | None = None
+    layer_wise: bool = False
     settings: LinkerSettings = attrs.field(factory=LinkerSettings)
     verify: bool = True
     prompt: bool = True
+
+    @property
+    def kind(self) -> str:
+        """What attention it has, for people."""
+        names = ["full"] + ["swa"] * bool(self.window) + ["mamba"] * bool(self.num_states)
+        return "+".join(names)
+
+    @property
+    def window_pages(self) -> int:
+        """Pages of a window."""
+        return -(-self.window // self.page_size)
+
+    @property
+    def pools(self) -> dict[PoolName, int]:
+        """Pages, or states, of each pool."""
+        pools = {PoolName.KV: self.num_pages}
+        if self.window:
+            pools[PoolName.SWA] = self.num_window_pages
+        if self.num_states:
+            pools[PoolName.MAMBA] = self.num_states
+        return pools
 
 
 class _SaltedId(str):
@@ -73,29 +109,21 @@ def request_id(name: str, rank: int) -> RequestId:
     return RequestId(_SaltedId(name, rank))
 
 
-@attrs.frozen(kw_only=True)
+@attrs.define(kw_only=True, eq=False)
 class HandedIn:
-    """A request as the cache gets it. A `RequestKV`."""
+    """A request as the cache gets it. A `RequestKV`.
+
+    Attributes:
+        told: (first token, slots) of each time that it was told where its KV lies.
+    """
 
     request_id: RequestId
     key: RadixKey
-
-    @property
-    def kv_allocated_len(self) -> int:
-        """It has no slots: a staged load is its own."""
-        return 0
-
-    def evicted_floor(self, component: ComponentType) -> int:  # noqa: ARG002 -- as the protocol has it
-        """Nothing of it is gone."""
-        return 0
+    told: list[tuple[int, torch.Tensor]] = attrs.field(factory=list)
 
     def repoint(self, start: int, indices: torch.Tensor) -> None:
-        """It matches again by itself."""
-
-    @property
-    def state_slot(self) -> int | None:
-        """It has no recurrent state."""
-        return None
+        """From here on its KV lies there."""
+        self.told.append((start, indices.clone()))
 
 
 class SimulatedRank:
@@ -118,38 +146,100 @@ class SimulatedRank:
         self.rank = rank
         # Clocks of different machines: far apart, and nothing may depend on it.
         self.clock = SimulatedClock(time, offset_s=1000.0 * rank)
+        self.device = Device(
+            rank,
+            shape.pools,
+            page_size=shape.page_size,
+            num_layers=shape.num_layers,
+            referee=referee,
+        )
         self.watch = Watch(
             rank,
+            device=self.device,
             page_size=shape.page_size,
-            num_pages=shape.num_pages,
             num_layers=shape.num_layers,
             settings=shape.settings,
             clock=self.clock,
             operations=operations,
             referee=referee,
         )
-        self.tree = WatchedTree(self.watch, page_size=shape.page_size)
-        self.allocator = WatchedAllocator(
-            self.watch, PagedAllocator(shape.num_pages, shape.page_size)
+        self.tree = WatchedTree(
+            self.watch,
+            page_size=shape.page_size,
+            window=shape.window,
+            states=StateRules(max_per_path=shape.states_per_path) if shape.num_states else None,
         )
-        self.slots = DeviceSlots(tree=self.tree, allocator=self.allocator)
+        self.pair: WatchedPair | None = None
+        self.states: WatchedStates | None = None
+        if shape.window:
+            inner = FullSwaAllocator(shape.num_pages, shape.num_window_pages, shape.page_size)
+            self.pair = WatchedPair(inner, self.watch)
+        if shape.num_states:
+            self.states = WatchedStates(StateSlotAllocator(shape.num_states), self.watch)
+        self.allocator: WatchedAllocator | WatchedPair = self.pair or WatchedAllocator(
+            PagedAllocator(shape.num_pages, shape.page_size), PoolName.KV, self.watch
+        )
+        self.slots = DeviceSlots(
+            tree=self.tree,
+            allocator=self.allocator,
+            states=self.states,
+            copy_state=self.device.pools[PoolName.MAMBA].copied if self.states else None,
+        )
         self.executor = SimulatedExecutor(self.watch)
-        self.backend = SimulatedLinker(self.watch, verify=shape.verify, prompt=shape.prompt)
+        self.backend = SimulatedLinker(
+            self.watch,
+            pools=shape.pools,
+            layer_wise=shape.layer_wise,
+            verify=shape.verify,
+            prompt=shape.prompt,
+        )
         self.cache = UnifiedRadixCache(
             tree=self.tree,
             slots=self.slots,
-            components=[
-                FullComponent(
-                    allocator=self.allocator,
-                    evict=self.slots.make_room,
-                    release=self.slots.retire,
-                )
-            ],
+            components=self._components(shape),
             group=SimulatedGroup(rank, meetings, self.watch.collectives),
             executor=self.executor,
             clock=self.clock,
             settings=shape.settings,
         )
+
+    def _components(self, shape: Shape) -> list[LinkerComponent]:
+        """What the tree holds, full attention first."""
+        slots = self.slots
+        components: list[LinkerComponent] = [
+            FullComponent(allocator=self.full, evict=slots.make_room, release=slots.retire)
+        ]
+        if self.pair is not None:
+            components.append(
+                SWAComponent(
+                    pair=self.pair,
+                    sliding_window=shape.window,
+                    evict=slots.make_room_swa,
+                    release=slots.retire_swa,
+                )
+            )
+        if self.states is not None:
+            components.append(
+                MambaComponent(
+                    states=self.states, evict=slots.make_room_states, release=slots.retire_state
+                )
+            )
+        return components
+
+    @property
+    def full(self) -> WatchedAllocator:
+        """The allocator of full slots alone."""
+        return self.allocator.full if isinstance(self.allocator, WatchedPair) else self.allocator
+
+    @property
+    def available(self) -> dict[PoolName, int]:
+        """Free slots of each pool."""
+        free = {PoolName.KV: self.full.available_size}
+        if self.pair is not None:
+            free[PoolName.SWA] = self.pair.swa.available_size
+        if self.states is not None:
+            free[PoolName.MAMBA] = self.states.available_size
+        return free
 
     def work(self, which: int) -> bool:
         """One quantum of one of this rank's threads. False where none has anything to do."""

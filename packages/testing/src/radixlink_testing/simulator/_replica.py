@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, TypeVar
 
+from radixlink_contracts import POOL_OF, PoolName
 from radixlink_contracts.errors import AgreementError, ContractError, LinkError, TransferError
 from radixlink_testing.simulator._group import Meetings, Time
 from radixlink_testing.simulator._operations import Operations
@@ -19,14 +20,17 @@ from radixlink_testing.simulator._stage import Stage
 from radixlink_tree import check_invariants
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
-    from radixlink_contracts import StepReport
+    from radixlink_contracts import BatchIndex, OperationId, StepReport
+    from radixlink_testing.simulator._pages import DevicePages
     from radixlink_testing.simulator._rank import Shape
     from radixlink_testing.simulator._rules import Referee
     from radixlink_testing.simulator._stage import Outcome
 
 _T = TypeVar("_T")
+
+_KINDS = {pool: kind for kind, pool in POOL_OF.items()}
 
 #: How often a reset that could not end a copy is called again.
 _RESETS = 4
@@ -66,6 +70,15 @@ class Replica:
         #: Frames exchanged in the whole history.
         self.num_frames = 0
         self.attached = False
+        #: Written-off operations that each rank has named the holders of.
+        self._named: set[tuple[int, OperationId]] = set()
+        #: It goes on without its store, until it is detached.
+        self.given_up = False
+
+    @property
+    def offers_at_once(self) -> bool:
+        """True when whatever is used for the first time is due for a store."""
+        return self.attached and not self.given_up and self.shape.settings.backup_threshold == 1
 
     # -- ways to ask -------------------------------------------------------------------------------
 
@@ -84,6 +97,12 @@ class Replica:
             ask: How.
             same: What of an answer must be equal on all ranks.
         """
+        return self.alike_all(call, ask, same)[0]
+
+    def alike_all(
+        self, call: str, ask: Callable[[SimulatedRank], _T], same: Callable[[_T], object] = repr
+    ) -> list[_T]:
+        """`alike`, with what each rank answered, by rank."""
         answers: list[_T] = []
         for rank in self.ranks:
             entered = len(rank.watch.collectives)
@@ -104,7 +123,7 @@ class Replica:
                 f"{call}: ranks answer differently: {told}",
             )
             self.referee.check()
-        return answers[0]
+        return answers
 
     def together(
         self,
@@ -176,6 +195,7 @@ class Replica:
             after: What it does when the rank has left.
         """
         self.step_number += 1
+        self.operations.before_step()
         outstanding = self.alike("num_outstanding", lambda rank: rank.cache.num_outstanding)
         due = self._frame_is_due(outstanding)
         entered = [len(rank.watch.collectives) for rank in self.ranks]
@@ -189,28 +209,119 @@ class Replica:
             return report
 
         outcomes = self.together("step", act, first=first)
+        report = self._one_report("step", outcomes)
+        for rank, before in zip(self.ranks, entered, strict=True):
+            self._check_frames(rank, rank.watch.collectives[before:], due=due)
+        self.num_frames += due
+        if self.attached:
+            if report.detached:
+                self._give_up()
+            self.operations.after_step(
+                self.step_number, self.shape.settings, given_up=self.given_up
+            )
+            self._check_written_off()
+        self.referee.check()
+        return report
+
+    def finish_loads(self, indices: Mapping[int, BatchIndex | None]) -> StepReport:
+        """The frame after a launch, on all ranks, which agree.
+
+        Args:
+            indices: What each rank's forward waits for.
+        """
+        running = self.operations.running() if self.attached else []
+        entered = [len(rank.watch.collectives) for rank in self.ranks]
+
+        def act(rank: SimulatedRank) -> StepReport:
+            report = rank.cache.finish_loads(indices[rank.rank])
+            if running:
+                self.operations.stepped(rank.rank, rank.clock.now())
+                self.operations.waited_for(rank.rank, running)
+            return report
+
+        report = self._one_report("finish_loads", self.together("finish_loads", act))
+        due = len(running) > 0 and len(self.ranks) > 1
+        for rank, before in zip(self.ranks, entered, strict=True):
+            self._check_frames(rank, rank.watch.collectives[before:], due=due)
+        self.num_frames += due
+        if running:
+            self.operations.after_launch(self.step_number, self.shape.settings)
+        self.referee.check()
+        return report
+
+    def _one_report(self, call: str, outcomes: Mapping[int, Outcome[StepReport]]) -> StepReport:
+        """What all ranks were told, which is the same."""
         reports: list[StepReport] = []
         for number, outcome in outcomes.items():
             if outcome.value is not None:
                 reports.append(outcome.value)
             else:
                 self.referee.breach(
-                    _rule_of(outcome.error), f"rank {number}: step raised {outcome.error!r}"
+                    _rule_of(outcome.error), f"rank {number}: {call} raised {outcome.error!r}"
                 )
             self.referee.check()
-        for rank, before in zip(self.ranks, entered, strict=True):
-            self._check_frames(rank, rank.watch.collectives[before:], due=due)
         if any(report != reports[0] for report in reports):
-            self.referee.breach(Rule.FRAMES, f"step: ranks answer differently: {reports}")
-        self.num_frames += due
-        if self.attached:
-            self.operations.after_step(self.step_number, self.shape.settings)
-        self.referee.check()
+            self.referee.breach(Rule.FRAMES, f"{call}: ranks answer differently: {reports}")
+            self.referee.check()
         return reports[0]
+
+    # -- slots that some rank never lets go of -----------------------------------------------------
+
+    def _give_up(self) -> None:
+        """The cache goes on without its store: too many slots must be written off."""
+        self.referee.note("step", "the store is given up")
+        if self.given_up:
+            self.referee.breach(Rule.FRAMES, "the store was given up twice")
+        self.given_up = True
+        for rank in self.ranks:
+            rank.watch.given_up = True
+            if not self._too_many_written_off(rank):
+                self.referee.breach(
+                    Rule.FRAMES,
+                    f"rank {rank.rank} gave the store up, and few slots are written off",
+                )
+
+    def _check_written_off(self) -> None:
+        """Past the cap the store is given up in that very step; who holds on is named."""
+        if not any(one.written_off for one in self.operations.live.values()):
+            return
+        for rank in self.ranks:
+            if self._too_many_written_off(rank) and not self.given_up:
+                self.referee.breach(
+                    Rule.FRAMES,
+                    f"rank {rank.rank}: more slots are written off than may be, and the store is "
+                    "not given up",
+                )
+            for lost in rank.cache.holders().written_off:
+                operation = self.operations.get(lost.operation.op)
+                if operation is None or (rank.rank, operation.op) in self._named:
+                    continue
+                self._named.add((rank.rank, operation.op))
+                busy = [one for one in sorted(operation.shares) if operation.holds_on(one)]
+                if list(lost.ranks) != busy:
+                    self.referee.breach(
+                        Rule.FRAMES,
+                        f"rank {rank.rank}: operation {operation.op} is written off because of "
+                        f"ranks {list(lost.ranks)}, and ranks {busy} hold on to it",
+                    )
+
+    def _too_many_written_off(self, rank: SimulatedRank) -> bool:
+        """True when some pool has lost more than it may."""
+        slots: Counter[PoolName] = Counter()
+        for lost in rank.cache.holders().written_off:
+            slots.update(lost.operation.slots)
+        percent = self.shape.settings.written_off_percent
+        return any(slots[pool] > self._slots_of(pool) * percent // 100 for pool in self.shape.pools)
+
+    def _slots_of(self, pool: PoolName) -> int:
+        """Slots of a pool."""
+        size = 1 if pool is PoolName.MAMBA else self.shape.page_size
+        return self.shape.pools[pool] * size
 
     def _frame_is_due(self, outstanding: int) -> bool:
         """True when this step must exchange a frame."""
-        heartbeat = self.step_number % self.shape.settings.heartbeat_steps == 0
+        beat = self.step_number % self.shape.settings.heartbeat_steps == 0
+        heartbeat = beat and not self.given_up
         return self.attached and len(self.ranks) > 1 and (outstanding > 0 or heartbeat)
 
     def _check_frames(self, rank: SimulatedRank, entered: list[str], *, due: bool) -> None:
@@ -241,6 +352,7 @@ class Replica:
                 )
         self.referee.check()
         self.attached = True
+        self.given_up = False
         self.step_number = 0
 
     def detach(self) -> None:
@@ -254,10 +366,10 @@ class Replica:
 
         self.alike("detach", take_off)
         for rank in self.ranks:
-            rank.watch.attached = False
+            rank.watch.attached = rank.watch.given_up = False
             rank.watch.step = 0
         self.operations.forget_all()
-        self.attached = False
+        self.attached = self.given_up = False
         self.step_number = 0
 
     def reset(self) -> None:
@@ -282,13 +394,15 @@ class Replica:
     def check_empty(self, after: str) -> None:
         """Nothing is locked, pending or leaked."""
         for rank in self.alive:
-            held = rank.watch.pages.of(*(set(Holder) - {Holder.FREE}))
-            if held or rank.allocator.available_size != rank.allocator.size:
-                names = sorted({rank.watch.pages.holds[page].holder.name for page in held})
-                self.referee.breach(
-                    Rule.RECEIPTS,
-                    f"rank {rank.rank}: after {after} pages {sorted(held)} are in use: {names}",
-                )
+            for pool in rank.device.pools.values():
+                held = pool.of(*(set(Holder) - {Holder.FREE}))
+                if held or rank.available[pool.pool] != self._slots_of(pool.pool):
+                    names = sorted({pool.holds[page].holder.name for page in held})
+                    self.referee.breach(
+                        Rule.RECEIPTS,
+                        f"rank {rank.rank}: after {after} pages {sorted(held)} of {pool.pool} are "
+                        f"in use: {names}",
+                    )
             left = (rank.cache.num_outstanding, rank.tree.protected_size, len(rank.watch.locks))
             if left != (0, 0, 0):
                 self.referee.breach(
@@ -300,58 +414,65 @@ class Replica:
 
     # -- what must hold ----------------------------------------------------------------------------
 
-    def check(self, num_engine_pages: int) -> None:
+    def check(self, engine_pages: Mapping[PoolName, int]) -> None:
         """Everything that must hold at any time.
 
         Args:
-            num_engine_pages: Pages that the engine's requests have.
+            engine_pages: Pages of each pool that the engine's requests have.
         """
         idle = self.ranks[0].cache.num_outstanding == 0
         if idle:
             self.operations.forget_quiesced()
         for rank in self.ranks:
-            try:
-                check_invariants(rank.tree)
-            except ContractError as error:
-                self.referee.breach(Rule.RECEIPTS, f"rank {rank.rank}: {error}")
-            self._check_pages(rank, num_engine_pages, idle=idle)
+            if rank.tree.changed:
+                rank.tree.changed = False
+                try:
+                    check_invariants(rank.tree)
+                except ContractError as error:
+                    self.referee.breach(Rule.RECEIPTS, f"rank {rank.rank}: {error}")
+            available = rank.available
+            for pool in rank.device.pools.values():
+                self._check_pages(rank, pool, available[pool.pool], engine_pages[pool.pool])
+                if idle and not rank.slots.num_retired:
+                    self._check_leaks(pool)
             if idle:
                 self._check_locks(rank)
         self.referee.check()
 
-    def _check_pages(self, rank: SimulatedRank, num_engine_pages: int, *, idle: bool) -> None:
+    def _check_pages(
+        self, rank: SimulatedRank, pool: DevicePages, available: int, engine_pages: int
+    ) -> None:
         """Each page has one owner, and nobody's are free."""
-        size = self.shape.page_size
-        pages = rank.watch.pages
-        count = Counter([hold.holder for hold in pages.holds])
-        free = rank.allocator.available_size // size
-        in_tree = (rank.tree.evictable_size + rank.tree.protected_size) // size
+        size = 1 if pool.pool is PoolName.MAMBA else self.shape.page_size
+        kind = _KINDS[pool.pool]
+        count = pool.count
+        in_tree = (rank.tree.evictable(kind) + rank.tree.protected(kind)) // size
         seen = (count[Holder.FREE], count[Holder.TREE], count[Holder.ENGINE])
-        expected = (free, in_tree, num_engine_pages)
+        expected = (available // size, in_tree, engine_pages)
         if seen != expected:
             self.referee.breach(
                 Rule.RECEIPTS,
-                f"rank {rank.rank}: {expected} pages are free, in the tree and with requests, "
-                f"the calls make {seen}",
+                f"rank {rank.rank}: {expected} pages of {pool.pool} are free, in the tree and with "
+                f"requests, the calls make {seen}",
             )
-        if count[Holder.ALLOCATED]:
+        # A load that found no room for all its parts gives back what it took, behind the batches.
+        if count[Holder.ALLOCATED] * size > rank.slots.num_retired:
             self.referee.breach(
                 Rule.LOAD_BACK,
-                f"rank {rank.rank}: {count[Holder.ALLOCATED]} pages were allocated for nothing",
+                f"rank {rank.rank}: {count[Holder.ALLOCATED]} pages of {pool.pool} were allocated "
+                "for nothing",
             )
-        if idle and not rank.slots.num_retired:
-            self._check_leaks(rank)
 
-    def _check_leaks(self, rank: SimulatedRank) -> None:
+    def _check_leaks(self, pool: DevicePages) -> None:
         """With nothing outstanding only the tree, requests and what was written off have pages."""
-        for page in rank.watch.pages.of(Holder.LOAD, Holder.UNADOPTED, Holder.EVICTED):
-            hold = rank.watch.pages.holds[page]
+        for page in pool.of(Holder.LOAD, Holder.UNADOPTED, Holder.EVICTED):
+            hold = pool.holds[page]
             operation = None if hold.operation is None else self.operations.get(hold.operation)
             if operation is None or not operation.written_off:
                 self.referee.breach(
                     Rule.RECEIPTS,
-                    f"rank {rank.rank}: page {page} of operation {hold.operation} leaked: it is "
-                    f"{hold.holder.name} with nothing outstanding",
+                    f"rank {pool.rank}: {pool.pool} page {page} of operation {hold.operation} "
+                    f"leaked: it is {hold.holder.name} with nothing outstanding",
                 )
 
     def _check_locks(self, rank: SimulatedRank) -> None:

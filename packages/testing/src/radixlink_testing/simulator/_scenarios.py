@@ -1,7 +1,6 @@
 """The interleavings that a history must contain, each by its name and written out.
 
 A scenario is a plan, and what its story must tell in this order, so that it is sure to have happened.
-Those of windows, recurrent states and layer-wise loads belong here as soon as a rank has them.
 """
 
 from __future__ import annotations
@@ -15,7 +14,10 @@ from radixlink_testing.simulator._faults import Fault
 from radixlink_testing.simulator._plan import (
     Abort,
     Arrive,
+    Attach,
+    Detach,
     Evict,
+    Pass,
     Plan,
     Point,
     Reset,
@@ -64,13 +66,21 @@ def scenarios() -> tuple[Scenario, ...]:
     return (
         _cancel_half_taken(),
         _layer_fails_during_forward(),
+        _load_fails_beside_forward(),
+        _loader_slower_than_a_batch_waits(),
         _insert_between_start_and_verdict(),
         _late_writer(),
         _head_evicted_before_match(),
         _head_evicted_before_load(),
         _head_grown_before_load(),
+        _head_tombstoned_before_load(),
+        _state_at_its_boundary(),
+        _state_that_comes_later(),
         _abort_while_another_waits(),
         _refused_offload(),
+        _touch_of_a_lost_window(),
+        _store_given_up(),
+        _given_up_while_an_offload_is_due(),
         _reset_with_everything_in_flight(),
     )
 
@@ -92,9 +102,55 @@ def _cancel_half_taken() -> Scenario:
 
 
 def _layer_fails_during_forward() -> Scenario:
-    """One rank cannot read layer 20; a batch of another request runs all the while."""
+    """The forward reads layer after layer; one rank cannot read layer 20: it is run again."""
     return _scenario(
         "layer 20 of 30 failing on one rank while the forward runs",
+        [
+            *_stored("abcd"),
+            _tick([Strike(1, Fault.LOAD_FAILS, 20)]),
+            *_admitted(
+                Arrive(name="r", pages="abcd", tail=1, layer_wise=True),
+                work=_quanta(0, 30, Point.AFTER_LAUNCH) + _quanta(1, 30, Point.AFTER_LAUNCH),
+            ),
+            *_busy(4),
+        ],
+        tells=(
+            "r: LoadAdmitted",
+            "launches ['r']",
+            "a forward reads layer 12",
+            "FAILED",
+            "failed ['r']",
+            "r is run again",
+            "MISS",
+        ),
+        shape=attrs.evolve(_SHAPE, num_layers=30, layer_wise=True),
+    )
+
+
+def _loader_slower_than_a_batch_waits() -> Scenario:
+    """One rank's copy goes on behind the deadline: its slots come back when it has ended."""
+    return _scenario(
+        "a loader slower than a batch waits",
+        [
+            *_stored("abcd"),
+            _tick([Strike(1, Fault.LOAD_SLOW)]),
+            *_admitted(
+                Arrive(name="r", pages="abcd", layer_wise=True),
+                work=_quanta(0, _MUCH, Point.AFTER_LAUNCH) + _quanta(1, 3, Point.AFTER_LAUNCH),
+            ),
+            _tick([Arrive(name="greedy", pages="ddcc")], overlap=9),
+            _tick(),
+            *_busy(6),
+        ],
+        tells=("r: LoadAdmitted", "failed ['r']", "r is run again", "load", "FAILED"),
+        shape=attrs.evolve(_SHAPE, num_pages=8, layer_wise=True),
+    )
+
+
+def _load_fails_beside_forward() -> Scenario:
+    """One rank cannot read layer 20; a batch of another request runs all the while."""
+    return _scenario(
+        "layer 20 of 30 failing on one rank while another's forward runs",
         [
             *_stored("abcd"),
             _tick([Strike(1, Fault.LOAD_FAILS, 20)]),
@@ -201,6 +257,131 @@ def _head_grown_before_load() -> Scenario:
     )
 
 
+def _head_tombstoned_before_load() -> Scenario:
+    """The window behind which the store was asked goes; the full pages stay, for somebody reads them."""
+    return _scenario(
+        "a head tombstoned between lookup and load",
+        [
+            *_stored("abcd"),
+            *_on_device("abdd"),
+            _tick(
+                [Strike(0, Fault.LOOKUP_RAISES), Arrive(name="holder", pages="abddb")],
+                work=_everywhere(Point.AFTER_LAUNCH),
+            ),
+            _tick(overlap=9),
+            _tick(
+                [Arrive(name="r", pages="abcd")],
+                work=_everywhere(Point.AFTER_LAUNCH),
+                overlap=9,
+            ),
+            _tick(overlap=9),
+            _tick([Evict(0, num_windows=1000)], overlap=9),
+            _tick(overlap=9),
+            *_busy(4),
+        ],
+        tells=("r matches 4 tokens, UNKNOWN", "launches ['holder']", "r matches 0 tokens, MISS"),
+        shape=attrs.evolve(
+            _SHAPE, window=2, settings=attrs.evolve(_SETTINGS, publish_lock_steps=0)
+        ),
+    )
+
+
+def _state_at_its_boundary() -> Scenario:
+    """Checkpoints of two boundaries are stored; who parts between them gets that of the first."""
+    return _scenario(
+        "the bytes of a published state equal to the state at its boundary",
+        [
+            _tick([Arrive(name="writer", pages="abcd", chunk=1)]),
+            *_busy(8),
+            _tick([Evict(1000)]),
+            *_asked(Arrive(name="r", pages="abcd"), Arrive(name="s", pages="abdd")),
+            *_busy(8),
+        ],
+        tells=("LoadWaiting", "landed ['r']", "r matches 8", "s matches 4"),
+        shape=attrs.evolve(_SHAPE, num_states=12),
+    )
+
+
+def _state_that_comes_later() -> Scenario:
+    """A node is stored without a state; one that comes to it is stored for itself."""
+    return _scenario(
+        "a state that comes to a stored node",
+        [
+            _tick([Arrive(name="writer", pages="abcd", chunk=2, keep=False)]),
+            *_busy(8),
+            _tick([Arrive(name="later", pages="ab")]),
+            *_busy(8),
+            _tick([Evict(1000)]),
+            *_asked(Arrive(name="r", pages="abdd")),
+            *_busy(4),
+        ],
+        tells=(
+            "launches ['later']",
+            "offload",
+            "LANDED",
+            "r matches 0 tokens, HIT 4",
+            "landed ['r']",
+        ),
+        shape=attrs.evolve(_SHAPE, num_states=12),
+    )
+
+
+def _store_given_up() -> Scenario:
+    """A rank never lets go of more slots than may be written off: all ranks go on without a store."""
+    return _scenario(
+        "a store that is given up on all ranks in one step",
+        [
+            *_stored("abcd"),
+            *_stored("ddcc"),
+            _tick([Strike(1, Fault.LOAD_HANGS)]),
+            *_asked(Arrive(name="r", pages="abcd")),
+            _tick([Pass(9.0)], work=_quanta(0, _MUCH) + _quanta(1, 4)),
+            *_busy(3),
+            _tick([Arrive(name="asks", pages="ddcc")]),
+            *_busy(8),
+            _tick([Arrive(name="late", pages="ddcc")]),
+            *_busy(3),
+            _tick([Detach(), Attach()]),
+            *_busy(3),
+        ],
+        tells=("failed ['r']", "the store is given up", "late matches", "NOT_ASKED"),
+        shape=attrs.evolve(
+            _SHAPE,
+            settings=attrs.evolve(_SETTINGS, write_off_steps=6, written_off_percent=10),
+        ),
+    )
+
+
+def _given_up_while_an_offload_is_due() -> Scenario:
+    """What is written off leaves room for an offload that is due: it does not begin any more."""
+    return _scenario(
+        "a store that is given up while an offload waits for its turn",
+        [
+            *_stored("abcd"),
+            _tick([Strike(1, Fault.OFFLOAD_HANGS), Arrive(name="w", pages="ddcc")]),
+            *_busy(4),
+            _tick([Pass(9.0)]),
+            *_asked(Arrive(name="r", pages="abcd"), Arrive(name="x", pages="bbbb")),
+            *[_tick()] * 4,
+            *_busy(4),
+        ],
+        tells=(
+            "the next offload hangs",
+            "r: LoadWaiting",
+            "launches ['x']",
+            "the store is given up",
+            "failed ['r']",
+            "launches ['r']",
+        ),
+        shape=attrs.evolve(
+            _SHAPE,
+            settings=attrs.evolve(
+                _SETTINGS, max_operations=2, write_off_steps=6, written_off_percent=0
+            ),
+        ),
+    )
+
+
 def _abort_while_another_waits() -> Scenario:
     """Whose load it is goes, who waits for it gets the pages."""
     return _scenario(
@@ -241,6 +422,38 @@ def _refused_offload() -> Scenario:
             "rank 1   offload",
             "landed ['r']",
         ),
+    )
+
+
+def _touch_of_a_lost_window() -> Scenario:
+    """One rank's store has lost a page of a hot node's window: the node is offered again by all."""
+    return _scenario(
+        "a touch of a node whose window one rank's store has lost",
+        [
+            _tick([Arrive(name="w", pages="abcd")]),
+            *_busy(6),
+            # Windows are stored before the pages beside them, so the oldest is of one.
+            _tick([Strike(1, Fault.PAGE_LOST, 0)]),
+            _tick([Arrive(name="again", pages="abcd")]),
+            *_busy(6),
+            _tick([Arrive(name="third", pages="abcd")]),
+            *_busy(6),
+            _tick([Evict(1000)]),
+            *_asked(Arrive(name="r", pages="abcd")),
+            *_busy(3),
+        ],
+        tells=(
+            "rank 1   fault: a page is gone",
+            "launches ['again']",
+            "rank 0   touch 3: LANDED",
+            "rank 1   touch 3: FAILED",
+            "launches ['third']",
+            "rank 0   offload 5: LANDED",
+            "rank 1   offload 5: LANDED",
+            "r matches 0 tokens, HIT 8",
+            "landed ['r']",
+        ),
+        shape=attrs.evolve(_SHAPE, window=2, settings=attrs.evolve(_SETTINGS, touch_after_uses=1)),
     )
 
 
@@ -306,6 +519,12 @@ def _stored(pages: str) -> list[Tick]:
 def _on_device(pages: str) -> list[Tick]:
     """A prefix is on the device too."""
     return [_tick([Arrive(name="head", pages=pages)]), *_busy(6)]
+
+
+def _admitted(*arrivals: Arrive, work: tuple[Work, ...]) -> list[Tick]:
+    """Requests come, and run by the third step; the frame after their launch comes a step later."""
+    *before, last = _asked(*arrivals)
+    return [*before, attrs.evolve(last, work=work, finish_later=True)]
 
 
 def _asked(*arrivals: Arrive) -> list[Tick]:

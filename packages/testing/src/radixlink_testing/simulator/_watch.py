@@ -1,4 +1,4 @@
-"""`Watch`: what is seen of one rank at its seams: its tree, its allocator and its backend.
+"""`Watch`: what is seen of one rank at its seams: its tree, its allocators and its backend.
 
 Nothing of the code under test is looked into: each seam is a part of it that reports what it is asked
 for, so that whose each page and each lock is follows from the calls alone.
@@ -12,29 +12,24 @@ from typing import TYPE_CHECKING, Final
 import attrs
 from typing_extensions import override
 
-from radixlink_contracts import SlotAllocator
-from radixlink_contracts.actions import FreeDeviceKV
-from radixlink_contracts.errors import StaleHandleError
+from radixlink_contracts import LoadMode, PoolName
+from radixlink_testing.allocators import SlotObserver
+from radixlink_testing.simulator._device import pages_of
 from radixlink_testing.simulator._faults import Fault
-from radixlink_testing.simulator._pages import DevicePages, Holder, Shelf, marks_of
+from radixlink_testing.simulator._pages import Holder
 from radixlink_testing.simulator._rules import Rule
-from radixlink_tree import UnifiedTreeCore
+from radixlink_testing.simulator._shelf import Shelf
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Container, Iterable, Sequence
 
     import torch
 
     from radixlink_contracts import (
         Completion,
-        DecLockRefParams,
-        EvictParams,
-        EvictResult,
-        IncLockRefParams,
         IncLockRefResult,
         InsertParams,
         InsertResult,
-        NodeId,
         OperationId,
         OperationTicket,
         PageBits,
@@ -44,7 +39,7 @@ if TYPE_CHECKING:
     )
     from radixlink_contracts.actions import CacheAction
     from radixlink_linker import LinkerSettings
-    from radixlink_pools import PagedAllocator
+    from radixlink_testing.simulator._device import Device
     from radixlink_testing.simulator._group import SimulatedClock
     from radixlink_testing.simulator._operations import Operations, Share
     from radixlink_testing.simulator._rules import Referee
@@ -54,18 +49,22 @@ _ALLOCATION: Final = -1
 
 
 @attrs.frozen(kw_only=True)
-class _Lock:
+class Lock:
     """A receipt that is out.
 
     Attributes:
         receipt: The receipt.
         engine: The engine took it; else the cache did.
         step: When.
+        windows: The window pages that it protects.
+        state: The state that it protects.
     """
 
     receipt: IncLockRefResult
     engine: bool
     step: int
+    windows: frozenset[int] = frozenset()
+    state: int | None = None
 
 
 @attrs.frozen(kw_only=True)
@@ -83,7 +82,7 @@ class Wanted:
     promised: int
 
 
-class Watch:
+class Watch(SlotObserver):
     """One rank, as it is seen from outside.
 
     Thread: any; one at a time.
@@ -93,8 +92,8 @@ class Watch:
         self,
         rank: int,
         *,
+        device: Device,
         page_size: int,
-        num_pages: int,
         num_layers: int,
         settings: LinkerSettings,
         clock: SimulatedClock,
@@ -103,10 +102,10 @@ class Watch:
     ) -> None:
         """Begin to watch a rank that has done nothing."""
         self.rank = rank
+        self.device = device
         self.page_size = page_size
         self.num_layers = num_layers
         self.settings = settings
-        self.pages = DevicePages(rank, num_pages, num_layers, referee)
         self.shelf = Shelf()
         self.clock = clock
         self._operations = operations
@@ -123,9 +122,11 @@ class Watch:
         self.step = 0
         #: A linker is attached.
         self.attached = False
+        #: It was given up: nothing may be asked of it any more.
+        self.given_up = False
         #: The names of the collectives that this rank entered.
         self.collectives: list[str] = []
-        self.locks: dict[ReceiptId, _Lock] = {}
+        self.locks: dict[ReceiptId, Lock] = {}
         #: Whose load is being queued.
         self.wanted: Wanted | None = None
         #: Within the engine's call: where each lock ended, in pages, and each allocation.
@@ -134,8 +135,8 @@ class Watch:
         self.answers: dict[str, list[PageBits]] = {}
         #: How often a request was staged.
         self._stagings: Counter[str] = Counter()
-        #: The pages of the nodes that touches on their way speak of.
-        self._touching: dict[OperationId, list[int]] = {}
+        #: What is stored of the nodes whose touches the tree was told of, and the backend not yet.
+        self._touched: dict[OperationId, dict[PoolName, tuple[bytes, ...]]] = {}
 
     def begin(self, call: str) -> None:
         """The engine makes a call."""
@@ -149,10 +150,6 @@ class Watch:
     def breach(self, rule: Rule, detail: str) -> None:
         """A rule is broken on this rank."""
         self._referee.breach(rule, f"rank {self.rank}: {detail}")
-
-    def pages_in(self, slots: torch.Tensor) -> list[int]:
-        """The pages of whole slots."""
-        return pages_of(slots, self.page_size)
 
     # -- faults ------------------------------------------------------------------------------------
 
@@ -185,12 +182,13 @@ class Watch:
     def answered(self, request_id: RequestId, bits: PageBits) -> None:
         """The store answered a lookup."""
         self.answers.setdefault(str(request_id), []).append(bits)
-        self.note(f"lookup of {request_id}: {bits.total} of {bits.count} pages")
+        if self._referee.telling:
+            self.note(f"lookup of {request_id}: {bits.total} of {bits.count} lengths")
 
     def pages_of(self, transfer: PoolTransfer) -> list[int]:
         """The pages of a transfer."""
         assert transfer.device_indices is not None
-        return pages_of(transfer.device_indices, self.page_size)
+        return self.device.pages_in(transfer.name, transfer.device_indices.tolist())
 
     def told(self, completion: Completion) -> None:
         """The wrapper took a completion."""
@@ -213,35 +211,46 @@ class Watch:
             if self.rank in operation.shares:
                 operation.shares[self.rank].quiesced = True
 
-    def load_handed_over(self, ticket: OperationTicket, transfers: Sequence[PoolTransfer]) -> Share:
+    def load_handed_over(
+        self, ticket: OperationTicket, transfers: Sequence[PoolTransfer], mode: LoadMode
+    ) -> Share:
         """The wrapper queues a load: everything that must hold before."""
-        (transfer,) = transfers
-        pages, wanted = self.pages_of(transfer), self.wanted
+        wanted = self.wanted
         if wanted is None:
             self.breach(Rule.LOAD_BACK, f"load {ticket.op} is queued within {self.acting}")
             wanted = Wanted(name="nobody", marks=(), promised=0)
         start = self._locked_end(ticket)
-        marks = list(wanted.marks[start : start + len(pages)])
-        self._check_range(ticket, wanted, start, len(pages))
-        marks += [b""] * (len(pages) - len(marks))
-        self.pages.staged(ticket.op, pages, marks)
-        self._check_alone(ticket, marks)
-        self._check_cap(ticket)
+        num_pages = len(self.pages_of(transfers[0]))
+        end = start + num_pages
+        self._check_range(ticket, wanted, start, num_pages)
+        parts: list[tuple[PoolName, tuple[bytes, ...]]] = []
+        for transfer in transfers:
+            pages = self.pages_of(transfer)
+            marks = list(wanted.marks[end - len(pages) : end])
+            marks += [b""] * (len(pages) - len(marks))
+            self.device.pools[transfer.name].staged(ticket.op, pages, marks)
+            parts.append((transfer.name, tuple(marks)))
+        self._check_alone(ticket, parts[0][1])
+        layer_wise = mode is LoadMode.LAYER_WISE
+        share = self._operations.begin(
+            self.rank,
+            ticket,
+            self.clock.now() + self.settings.transfer_timeout_s,
+            load=True,
+            layer_wise=layer_wise,
+            parts=tuple(parts),
+            request=wanted.name,
+            end=end,
+        )
+        if not layer_wise:
+            self._check_cap(ticket)
         self._stagings[wanted.name] += 1
         if self._stagings[wanted.name] > self.settings.max_loads:
             self.breach(
                 Rule.LANDED,
                 f"{wanted.name} is staged more often than {self.settings.max_loads} times",
             )
-        return self._operations.begin(
-            self.rank,
-            ticket,
-            self.clock.now() + self.settings.transfer_timeout_s,
-            load=True,
-            marks=marks,
-            request=wanted.name,
-            end=start + len(pages),
-        )
+        return share
 
     def _locked_end(self, ticket: OperationTicket) -> int:
         """The page where the lock that this call took ends."""
@@ -263,6 +272,8 @@ class Watch:
                 f"load {ticket.op} brings pages {start} to {start + num_pages} of {wanted.name}, "
                 f"which was promised {asked} to {wanted.promised}",
             )
+        if self.given_up:
+            self.breach(Rule.ATTACH, f"load {ticket.op} is queued although the store was given up")
 
     def _check_alone(self, ticket: OperationTicket, marks: Sequence[bytes]) -> None:
         """No other load brings these pages, and none of them failed a moment ago."""
@@ -275,69 +286,99 @@ class Watch:
             self.breach(Rule.ONE_LOAD, f"load {ticket.op} begins with a page that has just failed")
 
     def _check_cap(self, ticket: OperationTicket) -> None:
-        """Loads that are not over hold no more pages than they may."""
-        cap = self.settings.staged_percent * len(self.pages.holds) // 100
-        staged = 0
-        for op, num_pages in self.pages.staged_by().items():
-            operation = self._operations.get(op)
-            # What every rank let go of may still wait for the batches that run.
-            if operation is None or not operation.quiesced:
-                staged += num_pages
-        if staged > cap:
-            self.breach(
-                Rule.LANDED, f"load {ticket.op}: staged loads hold {staged} pages, at most {cap}"
-            )
+        """Loads that are not over hold no more pages than they may.
+
+        Of windows and states a load needs its own whole, so that one alone may have more.
+        """
+        for pool in self.device.pools.values():
+            cap = self.settings.staged_percent * len(pool.holds) // 100
+            staged: list[int] = []
+            for op, num_pages in pool.staged_by().items():
+                operation = self._operations.get(op)
+                # What every rank let go of may still wait for the batches that run.
+                if operation is None or not (operation.quiesced or operation.layer_wise):
+                    staged.append(num_pages)
+            alone = pool.pool is not PoolName.KV and len(staged) == 1
+            if sum(staged) > cap and not alone:
+                self.breach(
+                    Rule.LANDED,
+                    f"load {ticket.op}: staged loads hold {sum(staged)} pages of {pool.pool}, "
+                    f"at most {cap}",
+                )
 
     def offload_handed_over(
         self, ticket: OperationTicket, transfers: Sequence[PoolTransfer]
     ) -> Share:
-        """The wrapper offers a node."""
-        (transfer,) = transfers
-        holds = [self.pages.holds[page] for page in self.pages_of(transfer)]
-        if any(hold.holder is not Holder.TREE for hold in holds):
-            self.breach(Rule.LANDED, f"offload {ticket.op} is of pages that are not in the tree")
-        if all(hold.operation is not None for hold in holds):
-            self.breach(Rule.STORED, f"offload {ticket.op} is of pages that were all restored")
+        """The wrapper offers what is unstored of a node."""
+        if self.given_up:
+            self.breach(Rule.ATTACH, f"offload {ticket.op} is made although the store was given up")
+        parts: list[tuple[PoolName, tuple[bytes, ...]]] = []
+        for transfer in transfers:
+            pool, pages = self.device.pools[transfer.name], self.pages_of(transfer)
+            holds = [pool.holds[page] for page in pages]
+            if any(hold.holder is not Holder.TREE for hold in holds):
+                self.breach(
+                    Rule.LANDED, f"offload {ticket.op} is of pages that are not in the tree"
+                )
+            if transfer.name is PoolName.KV and all(hold.operation is not None for hold in holds):
+                self.breach(Rule.STORED, f"offload {ticket.op} is of pages that were all restored")
+            parts.append((transfer.name, tuple([hold.mark for hold in holds])))
         if all(what == _ALLOCATION for what in self._within):
             self.breach(Rule.LOAD_BACK, f"offload {ticket.op} holds no lock")
+        self.device.offered(tuple(parts))
         return self._operations.begin(
             self.rank,
             ticket,
             self.clock.now() + self.settings.transfer_timeout_s,
             load=False,
-            marks=[hold.mark for hold in holds],
-            fresh=self.acting == "step",
+            parts=tuple(parts),
         )
 
-    def touch_begun(self, op: OperationId, slots: torch.Tensor) -> None:
-        """The tree was told of a touch of these slots' node."""
-        self._touching[op] = self.pages_in(slots)
+    def stopped_waiting(self) -> None:
+        """A forward waits no longer, whatever is said of its loads from now on."""
+        self._operations.waited_for(self.rank, self._operations.running())
 
-    def touch_handed_over(self, ticket: OperationTicket) -> Share:
-        """The wrapper touches a node, of which the tree was told before."""
-        pages = self._touching.get(ticket.op)
-        if pages is None:
-            self.breach(Rule.STORED, f"touch {ticket.op} is of no node")
-            pages = []
+    def touch_begun(
+        self, op: OperationId, full: torch.Tensor, state: int | None, unstored: Container[PoolName]
+    ) -> None:
+        """The tree was told of a touch of the node that has these full slots and this state."""
+        held = self.device.held_by(pages_of(full, self.page_size), state)
+        self._touched[op] = {pool: marks for pool, marks in held.items() if pool not in unstored}
+
+    def touch_handed_over(
+        self, ticket: OperationTicket, transfers: Sequence[PoolTransfer]
+    ) -> Share:
+        """The wrapper touches what is stored of a node, of which the tree was told before."""
+        if self.given_up:
+            self.breach(Rule.ATTACH, f"touch {ticket.op} is made although the store was given up")
         if self.acting != "insert":
             self.breach(Rule.MATCH, f"touch {ticket.op} begins within {self.acting}")
+        stored = self._touched.pop(ticket.op, {})
+        asked = {transfer.name: len(transfer.keys) for transfer in transfers}
+        there = {pool: len(marks) for pool, marks in stored.items()}
+        if asked != there:
+            self.breach(
+                Rule.STORED,
+                f"touch {ticket.op} is of {asked} pages, of its node {there} are stored",
+            )
+        parts = tuple((transfer.name, stored.get(transfer.name, ())) for transfer in transfers)
+        unheard = self.device.touched(ticket.op, parts)
+        if unheard:
+            self.breach(Rule.STORED, f"touch {ticket.op} is of what is not stored: {unheard}")
         return self._operations.begin(
             self.rank,
             ticket,
             self.clock.now() + self.settings.transfer_timeout_s,
             load=False,
             touch=True,
-            marks=[self.pages.holds[page].mark for page in pages],
+            parts=parts,
         )
 
     def touch_ended(self, op: OperationId, *, present: bool) -> None:
-        """The tree was told how a touch ended; what is not there may be offered, restored or not."""
-        self._touching.pop(op, None)
-        operation = self._operations.get(op)
+        """The tree was told how a touch ended; what is not there is to be offered, restored or not."""
         if present:
             self._operations.landed(self.rank, op)
-        elif operation is not None:
-            self.pages.forget_restored(set(operation.marks))
+        self.device.touch_ended(op, present=present)
 
     def released(self, request: str) -> None:
         """The engine released a request."""
@@ -352,29 +393,48 @@ class Watch:
 
     def inserted(self, params: InsertParams, result: InsertResult) -> None:
         """The tree took a sequence."""
-        size = self.page_size
-        total, old = result.total_len // size, result.prefix_len // size
-        before = params.prev_prefix_len // size
-        pages = pages_of(params.value[: total * size], size)
-        marks = marks_of(params.key, size)
-        holds = [self.pages.holds[page] for page in pages[before:]]
-        for op in {hold.operation for hold in holds if hold.holder is Holder.LOAD}:
-            if op is not None:
-                self._operations.landed(self.rank, op)
-        self.pages.adopted(pages[old:], marks[old:total])
-        self.pages.unadopted(pages[before:old])
+        for op in sorted(self.device.inserted(params, result)):
+            self._operations.landed(self.rank, op)
+            operation = self._operations.get(op)
+            if operation is not None:
+                self.device.offered(operation.parts)
 
     def gave_up(self, actions: Iterable[CacheAction]) -> None:
         """The tree gave pages up."""
-        for action in actions:
-            if isinstance(action, FreeDeviceKV):
-                self.pages.left_tree(pages_of(action.indices, self.page_size))
+        for pool, pages in self.device.gave_up(actions):
+            for lock in self.locks.values():
+                if (pool is PoolName.SWA and not lock.windows.isdisjoint(pages)) or (
+                    pool is PoolName.MAMBA and lock.state in pages
+                ):
+                    self.breach(
+                        Rule.RECEIPTS,
+                        f"{pool} pages {pages} were given up while node "
+                        f"{lock.receipt.node_id} has them locked",
+                    )
 
-    def locked(self, receipt: IncLockRefResult, num_tokens: int) -> None:
-        """A path was locked."""
-        engine = self.acting == "inc_lock_ref"
-        self.locks[receipt.receipt_id] = _Lock(receipt=receipt, engine=engine, step=self.step)
+    def locked(
+        self,
+        receipt: IncLockRefResult,
+        num_tokens: int,
+        window: Sequence[int],
+        state: int | None,
+    ) -> None:
+        """A path was locked, with the windows beside some full pages, and a state."""
+        self.locks[receipt.receipt_id] = Lock(
+            receipt=receipt,
+            engine=self.acting == "inc_lock_ref",
+            step=self.step,
+            windows=frozenset(self.device.windows_of(window)),
+            state=state,
+        )
         self._within.append(num_tokens // self.page_size)
+
+    def lock_reduced(self, old: IncLockRefResult, new: IncLockRefResult) -> None:
+        """A lock protects full attention alone from now on."""
+        lock = self.locks.pop(old.receipt_id)
+        self.locks[new.receipt_id] = attrs.evolve(
+            lock, receipt=new, windows=frozenset(), state=None
+        )
 
     def unlocked(self, receipt: IncLockRefResult) -> None:
         """A path was released."""
@@ -386,32 +446,46 @@ class Watch:
         """The tree was told how an offload ended."""
         if stored:
             self._operations.landed(self.rank, op)
+            return
+        operation = self._operations.get(op)
+        if operation is not None:
+            self.device.not_stored(operation.parts)
 
-    def forget_restored(self) -> None:
-        """Without a linker nothing counts as stored."""
-        self.pages.forget_restored(None)
+    def check_offered(self, path: Sequence[int], state: int | None) -> None:
+        """A path was used, and nothing waits for its turn: all of it is stored or on its way."""
+        for what in self.device.not_offered(path, state):
+            self.breach(Rule.STORED, f"{what} is in the tree, used, and offered to no store")
 
-    # -- the allocator -----------------------------------------------------------------------------
+    # -- the allocators ----------------------------------------------------------------------------
 
-    def allocated(self, indices: torch.Tensor) -> None:
+    @override
+    def taken(self, pool: PoolName, slots: list[int]) -> None:
         """Slots were dealt out."""
         if self.acting == "match_prefix":
             self.breach(Rule.MATCH, "a match allocated")
         self._within.append(_ALLOCATION)
-        self.pages.allocated(pages_of(indices, self.page_size))
+        self.device.pools[pool].allocated(self.device.pages_in(pool, slots))
 
-    def freed(self, indices: torch.Tensor) -> None:
+    @override
+    def given_back(self, pool: PoolName, slots: list[int]) -> None:
         """Slots came back."""
-        pages = pages_of(indices, self.page_size)
-        for op in {self.pages.holds[page].operation for page in pages}:
+        pages = self.device.pages_in(pool, slots)
+        holds = self.device.pools[pool].holds
+        for op in {holds[page].operation for page in pages}:
             if op is not None:
-                self._check_quiesced(op, pages)
-        self.pages.freed(pages)
+                self._check_quiesced(op, {holds[page].holder for page in pages})
+        self.device.freed(pool, pages)
 
-    def _check_quiesced(self, op: OperationId, pages: Sequence[int]) -> None:
+    @override
+    def paired(self, full: list[int], swa: list[int]) -> None:
+        """Window slots are beside full slots."""
+        self.device.paired(
+            self.device.pages_in(PoolName.KV, full), self.device.pages_in(PoolName.SWA, swa)
+        )
+
+    def _check_quiesced(self, op: OperationId, holders: set[Holder]) -> None:
         """The slots of a load go back when no rank touches them any more."""
         operation = self._operations.live.get(op)
-        holders = {self.pages.holds[page].holder for page in pages}
         if operation is None or not holders & {Holder.LOAD, Holder.UNADOPTED}:
             return
         alone = self.acting in {"reset", "detach"}
@@ -425,131 +499,3 @@ class Watch:
                 Rule.FRAMES,
                 f"slots of load {op} went back before rank {busy[0]} was quiesced",
             )
-
-
-class WatchedTree(UnifiedTreeCore):
-    """The real tree; what it decides is seen."""
-
-    def __init__(self, watch: Watch, *, page_size: int) -> None:
-        """Be the tree of a rank."""
-        super().__init__(page_size=page_size)
-        self._watch = watch
-
-    @override
-    def insert(self, params: InsertParams) -> InsertResult:
-        """Add a sequence."""
-        result = super().insert(params)
-        self._watch.inserted(params, result)
-        return result
-
-    @override
-    def evict(self, params: EvictParams) -> EvictResult:
-        """Give up leaves; what is locked must still be there."""
-        result = super().evict(params)
-        self._watch.gave_up(result.cache_actions)
-        for lock in self._watch.locks.values():
-            try:
-                self.node(lock.receipt.node_id)
-            except StaleHandleError:
-                self._watch.breach(
-                    Rule.RECEIPTS, f"node {lock.receipt.node_id} was evicted while it was locked"
-                )
-        return result
-
-    @override
-    def inc_lock_ref(self, params: IncLockRefParams) -> IncLockRefResult:
-        """Lock a path."""
-        receipt = super().inc_lock_ref(params)
-        loading = self._watch.acting == "init_load_back"
-        end = len(self.path_indices(params.node_id)) if loading else 0
-        self._watch.locked(receipt, end)
-        return receipt
-
-    @override
-    def dec_lock_ref(self, params: DecLockRefParams) -> None:
-        """Release a path; twice is one too many."""
-        try:
-            super().dec_lock_ref(params)
-        except StaleHandleError as error:
-            self._watch.breach(Rule.RECEIPTS, f"{self._watch.acting}: {error}")
-            raise
-        self._watch.unlocked(params.receipt)
-
-    @override
-    def finish_offload(self, operation_id: OperationId, *, stored: bool) -> None:
-        """An offload ended."""
-        super().finish_offload(operation_id, stored=stored)
-        self._watch.offload_ended(operation_id, stored=stored)
-
-    @override
-    def mark_touch_pending(self, node_id: NodeId, operation_id: OperationId) -> None:
-        """A touch begins."""
-        super().mark_touch_pending(node_id, operation_id)
-        self._watch.touch_begun(operation_id, self.node(node_id).device_indices)
-
-    @override
-    def finish_touch(self, operation_id: OperationId, *, present: bool) -> None:
-        """A touch ended."""
-        super().finish_touch(operation_id, present=present)
-        self._watch.touch_ended(operation_id, present=present)
-
-    @override
-    def detach_linker(self) -> None:
-        """Be as without a linker."""
-        super().detach_linker()
-        self._watch.forget_restored()
-
-    @override
-    def reset(self) -> tuple[CacheAction, ...]:
-        """Forget everything."""
-        actions = super().reset()
-        self._watch.gave_up(actions)
-        self._watch.locks.clear()
-        return actions
-
-
-class WatchedAllocator(SlotAllocator):
-    """The real allocator; what it deals out and takes back is seen."""
-
-    def __init__(self, watch: Watch, inner: PagedAllocator) -> None:
-        """Be the allocator of a rank."""
-        self._watch = watch
-        self._inner = inner
-
-    @property
-    @override
-    def page_size(self) -> int:
-        """Slots of a page."""
-        return self._inner.page_size
-
-    @property
-    @override
-    def size(self) -> int:
-        """Slots of the pool."""
-        return self._inner.size
-
-    @property
-    @override
-    def available_size(self) -> int:
-        """Slots that are free."""
-        return self._inner.available_size
-
-    @override
-    def alloc(self, num_tokens: int) -> torch.Tensor | None:
-        """Take slots."""
-        indices = self._inner.alloc(num_tokens)
-        if indices is not None:
-            self._watch.allocated(indices)
-        return indices
-
-    @override
-    def free(self, indices: torch.Tensor) -> None:
-        """Give slots back."""
-        self._watch.freed(indices)
-        self._inner.free(indices)
-
-
-def pages_of(indices: torch.Tensor, page_size: int) -> list[int]:
-    """The pages of slots. Shape: (num_pages * page_size,) int64."""
-    slots: list[int] = indices[::page_size].tolist()
-    return [slot // page_size for slot in slots]

@@ -1,0 +1,169 @@
+"""`WatchedTree`: the real tree; what it is asked and what it decides is seen."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from typing_extensions import override
+
+from radixlink_contracts import POOL_OF
+from radixlink_contracts.errors import StaleHandleError
+from radixlink_testing.simulator._device import pages_of
+from radixlink_testing.simulator._rules import Rule
+from radixlink_tree import UnifiedTreeCore
+
+if TYPE_CHECKING:
+    from radixlink_contracts import (
+        DecLockRefParams,
+        EvictParams,
+        EvictResult,
+        IncLockRefParams,
+        IncLockRefResult,
+        InsertParams,
+        InsertResult,
+        MatchPrefixParams,
+        MatchResult,
+        NodeId,
+        OperationId,
+    )
+    from radixlink_contracts.actions import CacheAction
+    from radixlink_testing.simulator._watch import Watch
+    from radixlink_tree import StateRules
+
+
+class WatchedTree(UnifiedTreeCore):
+    """The tree of one rank."""
+
+    def __init__(
+        self, watch: Watch, *, page_size: int, window: int, states: StateRules | None
+    ) -> None:
+        """Be the tree of a rank."""
+        super().__init__(page_size=page_size, sliding_window=window, states=states)
+        self._watch = watch
+        #: Something changed since whoever checks the tree's invariants set it back.
+        self.changed = True
+
+    @override
+    def match(self, params: MatchPrefixParams) -> MatchResult:
+        """Find the longest prefix; a split is a change, which a digest tells while one is kept."""
+        before = self.mutation_digest
+        result = super().match(params)
+        self.changed |= not self._watch.attached or self.mutation_digest != before
+        return result
+
+    @override
+    def insert(self, params: InsertParams) -> InsertResult:
+        """Add a sequence."""
+        self.changed = True
+        result = super().insert(params)
+        self._watch.inserted(params, result)
+        if result.cache_actions:
+            self._check_locked()
+        return result
+
+    @override
+    def evict(self, params: EvictParams) -> EvictResult:
+        """Give up what is worth least; what is locked must still be there."""
+        self.changed = True
+        result = super().evict(params)
+        self._watch.gave_up(result.cache_actions)
+        self._check_locked()
+        return result
+
+    def _check_locked(self) -> None:
+        """What a receipt has is there."""
+        for lock in self._watch.locks.values():
+            try:
+                node = self.node(lock.receipt.node_id)
+            except StaleHandleError:
+                self._watch.breach(
+                    Rule.RECEIPTS, f"node {lock.receipt.node_id} was evicted while it was locked"
+                )
+                continue
+            if lock.state is not None and node.mamba_slot != lock.state:
+                self._watch.breach(
+                    Rule.RECEIPTS,
+                    f"the state of node {lock.receipt.node_id} was given up while it was locked",
+                )
+
+    @override
+    def inc_lock_ref(self, params: IncLockRefParams) -> IncLockRefResult:
+        """Lock a path."""
+        self.changed = True
+        receipt = super().inc_lock_ref(params)
+        locked, end, window = receipt.swa_locked_len, 0, list[int]()
+        if locked or self._watch.acting == "init_load_back":
+            path = self.path_indices(params.node_id)
+            end = len(path)
+            window = pages_of(path[end - locked :], self.page_size)
+        state = self.node(params.node_id).mamba_slot if receipt.mamba_locked else None
+        self._watch.locked(receipt, end, window, state)
+        return receipt
+
+    @override
+    def dec_swa_lock_only(self, params: DecLockRefParams) -> IncLockRefResult:
+        """Release a window and a state early."""
+        self.changed = True
+        receipt = super().dec_swa_lock_only(params)
+        self._watch.lock_reduced(params.receipt, receipt)
+        return receipt
+
+    @override
+    def dec_lock_ref(self, params: DecLockRefParams) -> None:
+        """Release a path; twice is one too many."""
+        self.changed = True
+        try:
+            super().dec_lock_ref(params)
+        except StaleHandleError as error:
+            self._watch.breach(Rule.RECEIPTS, f"{self._watch.acting}: {error}")
+            raise
+        self._watch.unlocked(params.receipt)
+
+    @override
+    def finish_offload(self, operation_id: OperationId, *, stored: bool) -> None:
+        """An offload ended."""
+        self.changed = True
+        super().finish_offload(operation_id, stored=stored)
+        self._watch.offload_ended(operation_id, stored=stored)
+
+    @override
+    def mark_offload_pending(self, node_id: NodeId, operation_id: OperationId) -> None:
+        """An offload begins."""
+        self.changed = True
+        super().mark_offload_pending(node_id, operation_id)
+
+    @override
+    def mark_touch_pending(self, node_id: NodeId, operation_id: OperationId) -> None:
+        """A touch begins."""
+        self.changed = True
+        super().mark_touch_pending(node_id, operation_id)
+        node = self.node(node_id)
+        self._watch.touch_begun(
+            operation_id,
+            node.device_indices,
+            node.mamba_slot,
+            {POOL_OF[one] for one in node.unstored},
+        )
+
+    @override
+    def finish_touch(self, operation_id: OperationId, *, present: bool) -> None:
+        """A touch ended."""
+        self.changed = True
+        super().finish_touch(operation_id, present=present)
+        self._watch.touch_ended(operation_id, present=present)
+
+    @override
+    def detach_linker(self) -> None:
+        """Be as without a linker."""
+        self.changed = True
+        super().detach_linker()
+        self._watch.device.forget_restored()
+
+    @override
+    def reset(self) -> tuple[CacheAction, ...]:
+        """Forget everything."""
+        self.changed = True
+        self._watch.locks.clear()
+        actions = super().reset()
+        self._watch.gave_up(actions)
+        return actions

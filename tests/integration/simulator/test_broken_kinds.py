@@ -1,0 +1,331 @@
+"""The simulator finds what is wrong with windows, states, layer-wise loads and stores given up."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import pytest
+from tests.integration.simulator.mutants import Mutant, Patch, check_found, check_found_by
+
+from radixlink_components import MambaComponent, SWAComponent
+from radixlink_contracts import ComponentType, ExternalLinkerLoadPhase, LinkerTransferPhase, Outcome
+from radixlink_linker import DeviceSlots, UnifiedCacheLinkerWrapper
+from radixlink_linker._commit import commit_load
+from radixlink_linker._component_transfers import ComponentTransfers
+from radixlink_linker._operation import LoadOperation, Operation
+from radixlink_linker._operation_table import OperationTable
+from radixlink_linker._write_offs import WriteOffs
+from radixlink_testing.simulator import Rule
+from radixlink_testing.simulator._backend import SimulatedLinker
+from radixlink_testing.simulator._layers import SimulatedLayerCounter
+from radixlink_tree._mamba import States
+from radixlink_tree._swa import Windows
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from radixlink_contracts import (
+        BatchIndex,
+        InsertResult,
+        LinkedTreeCore,
+        MatchResult,
+        NodeId,
+        PageKeySource,
+        PoolTransfer,
+        RadixKey,
+        RequestId,
+        RequestKV,
+        StepReport,
+        TreeNodeView,
+    )
+    from radixlink_contracts.actions import CacheAction
+    from radixlink_linker._operation import AnyOperation
+    from radixlink_linker._report import ReportBuilder
+    from radixlink_tree._node import Node
+
+Wrapper = UnifiedCacheLinkerWrapper
+
+
+# -- windows and states ----------------------------------------------------------------------------
+
+
+def restore_the_state_of_another_boundary(patch: Patch) -> None:
+    original = MambaComponent.build_external_linker_transfer
+
+    def build(
+        self: MambaComponent,
+        phase: LinkerTransferPhase,
+        node: TreeNodeView | None,
+        keys: PageKeySource | None,
+    ) -> PoolTransfer | None:
+        if phase is LinkerTransferPhase.LOAD and keys is not None and len(keys) > 1:
+            keys = keys.span(0, len(keys) - 1)
+        return original(self, phase, node, keys)
+
+    patch.setattr(MambaComponent, "build_external_linker_transfer", build)
+
+
+def map_a_window_to_other_slots(patch: Patch) -> None:
+    original = SWAComponent.update_external_linker_load
+
+    def update(
+        self: SWAComponent,
+        phase: ExternalLinkerLoadPhase,
+        *,
+        request: RequestKV | None,
+        full_transfer: PoolTransfer | None,
+        transfer: PoolTransfer,
+        prefix_len: int,
+        insert_result: InsertResult | None = None,
+    ) -> None:
+        if phase is ExternalLinkerLoadPhase.PREPARE:
+            assert full_transfer is not None
+            full, slots = full_transfer.device_indices, transfer.device_indices
+            assert full is not None
+            assert slots is not None
+            self._pair.map_full_to_swa(full[: len(slots)], slots)
+            return
+        original(
+            self,
+            phase,
+            request=request,
+            full_transfer=full_transfer,
+            transfer=transfer,
+            prefix_len=prefix_len,
+            insert_result=insert_result,
+        )
+
+    patch.setattr(SWAComponent, "update_external_linker_load", update)
+
+
+def take_the_head_for_granted(patch: Patch) -> None:
+    original = Wrapper.match
+
+    def match(
+        self: Wrapper, key: RadixKey, request_id: RequestId, device: MatchResult
+    ) -> MatchResult:
+        request = self._requests.get(request_id)
+        if request is not None and request.lookup is not None and request.answered:
+            request.lookup.start = min(request.lookup.start, device.device_prefix_len)
+        return original(self, key, request_id, device)
+
+    patch.setattr(Wrapper, "match", match)
+
+
+def leave_windows_unlocked(patch: Patch) -> None:
+    patch.setattr(Windows, "lock", lambda *_: 0)
+
+
+def evict_locked_states(patch: Patch) -> None:
+    original = States.lock
+
+    def lock(self: States, node: Node) -> bool:
+        locked = original(self, node)
+        if locked:
+            self._unlocked[node.node_id] = node
+        return locked
+
+    patch.setattr(States, "lock", lock)
+
+
+def hand_out_the_checkpoint(patch: Patch) -> None:
+    patch.setattr(DeviceSlots, "fork_state", lambda _, source: source)
+
+
+def offer_no_late_part(patch: Patch) -> None:
+    original = Wrapper.offload
+
+    def offload(self: Wrapper, node_ids: Sequence[NodeId]) -> None:
+        nodes = [self._tree.node(node_id) for node_id in node_ids]
+        original(self, [node.node_id for node in nodes if ComponentType.FULL in node.unstored])
+
+    patch.setattr(Wrapper, "offload", offload)
+
+
+def touch_full_attention_alone(patch: Patch) -> None:
+    original = ComponentTransfers.touch
+
+    def touch(self: ComponentTransfers, node: TreeNodeView) -> tuple[PoolTransfer, ...]:
+        return original(self, node)[:1]
+
+    patch.setattr(ComponentTransfers, "touch", touch)
+
+
+# -- layer-wise loads ------------------------------------------------------------------------------
+
+
+def read_layers_at_once(patch: Patch) -> None:
+    patch.setattr(SimulatedLayerCounter, "decided", lambda *_: True)
+
+
+def take_what_has_not_come_for_landed(patch: Patch) -> None:
+    original = Wrapper.finish_loads
+
+    def finish_loads(self: Wrapper, batch: BatchIndex | None) -> StepReport:
+        def give_up(operation: Operation, why: str = "") -> None:
+            operation.note(Outcome.LANDED, quiesced=False, why=why)
+
+        with pytest.MonkeyPatch.context() as within:
+            within.setattr(Operation, "give_up", give_up)
+            return original(self, batch)
+
+    patch.setattr(Wrapper, "finish_loads", finish_loads)
+
+
+def leave_running_loads_pending(patch: Patch) -> None:
+    patch.setattr(OperationTable, "running_loads", lambda _: [])
+
+
+def exchange_after_every_launch(patch: Patch) -> None:
+    original = Wrapper.finish_loads
+
+    def finish_loads(self: Wrapper, batch: BatchIndex | None) -> StepReport:
+        if not self._frames.alone and not self._operations.running_loads():
+            self._frames.group.all_and(bytearray(8), 1.0)
+        return original(self, batch)
+
+    patch.setattr(Wrapper, "finish_loads", finish_loads)
+
+
+def tell_nobody_of_the_trees_own_slots(patch: Patch) -> None:
+    def commit(
+        operation: LoadOperation,
+        tree: LinkedTreeCore,
+        slots: DeviceSlots,
+        transfers: ComponentTransfers,
+    ) -> list[NodeId]:
+        operation.running = None
+        return commit_load(operation, tree, slots, transfers)
+
+    patch.setattr("radixlink_linker._loads.commit_load", commit)
+
+
+def free_what_was_not_adopted_at_once(patch: Patch) -> None:
+    def retire(self: DeviceSlots, action: CacheAction) -> None:
+        self._apply_one(action)
+
+    patch.setattr(DeviceSlots, "retire_action", retire)
+
+
+def say_quiesced_while_a_copy_runs(patch: Patch) -> None:
+    def let_go(self: SimulatedLinker) -> None:
+        for job in self._jobs:
+            if job.ticket.decided and job.copying and not job.share.quiesced:
+                self._say(job, Outcome.FAILED, quiesced=True)
+
+    patch.setattr(SimulatedLinker, "_let_go", let_go)
+
+
+# -- stores that are given up ----------------------------------------------------------------------
+
+
+def give_up_on_one_rank(patch: Patch) -> None:
+    original = Wrapper._give_up
+
+    def give_up(self: Wrapper, report: ReportBuilder) -> None:
+        if self._frames.group.rank == 0:
+            original(self, report)
+
+    patch.setattr(Wrapper, "_give_up", give_up)
+
+
+def never_give_up(patch: Patch) -> None:
+    patch.setattr(WriteOffs, "too_many", property(lambda _: False))
+
+
+def name_all_ranks_for_what_is_written_off(patch: Patch) -> None:
+    original = WriteOffs.add
+
+    def add(self: WriteOffs, operation: AnyOperation, ranks: tuple[int, ...]) -> None:
+        original(self, operation, (0, 1))
+
+    patch.setattr(WriteOffs, "add", add)
+
+
+MUTANTS: Final = (
+    Mutant(
+        name="the state of another boundary",
+        rule=Rule.PAGES,
+        breaks=restore_the_state_of_another_boundary,
+        interleavings=("the bytes of a published state equal to the state at its boundary",),
+    ),
+    Mutant(name="a window beside other slots", rule=Rule.PAGES, breaks=map_a_window_to_other_slots),
+    Mutant(
+        name="a head that is gone is not missed",
+        rule=Rule.FRAMES,
+        breaks=take_the_head_for_granted,
+        interleavings=(
+            "a head tombstoned between lookup and load",
+            "a head evicted between lookup and match",
+        ),
+    ),
+    Mutant(name="windows are not locked", rule=Rule.RECEIPTS, breaks=leave_windows_unlocked),
+    Mutant(name="a locked state is evicted", rule=Rule.RECEIPTS, breaks=evict_locked_states),
+    Mutant(name="a checkpoint is handed out", rule=Rule.LANDED, breaks=hand_out_the_checkpoint),
+    Mutant(
+        name="late parts are not offered",
+        rule=Rule.STORED,
+        breaks=offer_no_late_part,
+        interleavings=("a state that comes to a stored node",),
+    ),
+    Mutant(
+        name="a touch without windows",
+        rule=Rule.STORED,
+        breaks=touch_full_attention_alone,
+        interleavings=("a touch of a node whose window one rank's store has lost",),
+    ),
+    Mutant(name="a layer is read before it has come", rule=Rule.LANDED, breaks=read_layers_at_once),
+    Mutant(
+        name="what has not come has landed",
+        rule=Rule.LANDED,
+        breaks=take_what_has_not_come_for_landed,
+        interleavings=("a loader slower than a batch waits",),
+    ),
+    Mutant(name="no frame after a launch", rule=Rule.GROUP, breaks=leave_running_loads_pending),
+    Mutant(name="a frame after every launch", rule=Rule.FRAMES, breaks=exchange_after_every_launch),
+    Mutant(
+        name="a running request is not told again",
+        rule=Rule.LANDED,
+        breaks=tell_nobody_of_the_trees_own_slots,
+    ),
+    Mutant(
+        name="duplicates of a commit are free at once",
+        rule=Rule.LANDED,
+        breaks=free_what_was_not_adopted_at_once,
+    ),
+    Mutant(
+        name="quiesced before the copier left",
+        rule=Rule.FRAMES,
+        breaks=say_quiesced_while_a_copy_runs,
+    ),
+    Mutant(
+        name="the wrong ranks are named for what is written off",
+        rule=Rule.FRAMES,
+        breaks=name_all_ranks_for_what_is_written_off,
+    ),
+    Mutant(name="given up on one rank", rule=Rule.FRAMES, breaks=give_up_on_one_rank),
+    Mutant(
+        name="no cap on what is written off",
+        rule=Rule.FRAMES,
+        breaks=never_give_up,
+        interleavings=("a store that is given up on all ranks in one step",),
+    ),
+)
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+def test_a_mutant_is_found_and_its_rule_is_named(
+    mutant: Mutant, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check_found(mutant, monkeypatch)
+
+
+@pytest.mark.parametrize(
+    ("name", "mutant"),
+    [(name, mutant) for mutant in MUTANTS for name in mutant.interleavings],
+    ids=lambda value: value if isinstance(value, str) else value.name,
+)
+def test_a_mutant_is_found_by_its_interleaving(
+    name: str, mutant: Mutant, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check_found_by(name, mutant, monkeypatch)
