@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Final
 
 from radixlink_contracts import PageBits
 from radixlink_contracts.errors import StorageError
-from radixlink_store._directory import open_directory
+from radixlink_store._directory import names_in, open_directory
 from radixlink_store._log_appender import LogAppender
 from radixlink_store._log_file import LOG_SUFFIX, LogFile, LogFormat, name_prefix
 from radixlink_store._log_index import LogIndex
@@ -231,7 +231,7 @@ class PageLog:
         known = {file.name: file for file in self._index.files}
         names = {
             name
-            for name in os.listdir(self._directory)  # noqa: PTH208 - a descriptor, not a path
+            for name in names_in(self._directory)
             if name.startswith(self._prefix) and name.endswith(LOG_SUFFIX)
         }
         for name, file in known.items():
