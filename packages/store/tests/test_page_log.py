@@ -14,7 +14,8 @@ import pytest
 
 from radixlink_contracts import PageBits, Shard
 from radixlink_contracts.errors import BackendUnavailableError, CapacityError
-from radixlink_store._log_file import LOG_SUFFIX, LogFormat
+from radixlink_store import _log_appender
+from radixlink_store._log_file import LOG_SUFFIX, LogFormat, LogWriter
 from radixlink_store._log_room import FileSize, to_evict
 from radixlink_testing.pages import page_key, page_keys
 
@@ -82,6 +83,23 @@ def test_pages_that_others_write_are_found_when_it_is_time_to_look(
     clock.now += 5
     assert reader.held(range(16)) == list(range(16))
     assert reader.tally.counters.torn == 0
+
+
+def test_file_of_our_own_is_known_whoever_looks_while_it_is_made(
+    make_log: MakeLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = make_log(rescan_s=1000.0)
+
+    class SlowWriter(LogWriter):
+        """Somebody asks for a page just before the file has its name."""
+
+        def __init__(self, directory: int, name: str, file_id: int, format_: LogFormat) -> None:
+            log.log.refresh()
+            super().__init__(directory, name, file_id, format_)
+
+    monkeypatch.setattr(_log_appender, "LogWriter", SlowWriter)
+    put_all(log, range(3))
+    assert log.held(range(3)) == [0, 1, 2]
 
 
 def test_logs_of_one_directory_write_files_of_their_own(make_log: MakeLog, files: Path) -> None:

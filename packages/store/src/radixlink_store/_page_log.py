@@ -227,8 +227,9 @@ class PageLog:
             self.refresh()
 
     def _rescan(self) -> None:
-        # Known first: a file of our own that comes in between is in neither list.
-        known = {file.name: file for file in self._index.files}
+        # Known first, and only what has its name: a file of our own that comes in between is in
+        # neither list.
+        known = {file.name: file for file in self._index.files if file.named}
         names = {
             name
             for name in names_in(self._directory)
