@@ -242,8 +242,14 @@ def test_full_disk_is_logged_once_and_what_waits_is_written_when_there_is_room(
     assert store.counters.written == 8
 
 
+@pytest.mark.parametrize("foreign", [False, True])
 def test_memory_that_fails_is_no_end_of_writing(
-    files: Path, layout: PoolLayout, settings: PersistentSettings
+    files: Path,
+    layout: PoolLayout,
+    settings: PersistentSettings,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    foreign: bool,
 ) -> None:
     class Faulty:
         """Opens one faulty store."""
@@ -260,9 +266,17 @@ def test_memory_that_fails_is_no_end_of_writing(
     memory = Faulty()
     factory = TieredStoreFactory(memory, settings)
     store = factory.open(layout)
-    memory.store.plan(Fault(StoreCall.READ, FaultKind.FAILS))
+    if foreign:
+
+        def fails(*_: object) -> PageBits:
+            raise RuntimeError("of a library that the store is made of")
+
+        monkeypatch.setattr(memory.store, "read", fails)
+    else:
+        memory.store.plan(Fault(StoreCall.READ, FaultKind.FAILS))
     put(store, range(4))
     assert store.counters == TierCounters(gone=4)
+    monkeypatch.undo()
     memory.store.plan()
     put(store, range(4, 8))
     assert store.counters == TierCounters(gone=4, written=4)
