@@ -409,9 +409,11 @@ class SegmentPageStore:
         return self._look_up(segment, keys, [Place.of(key, num_buckets) for key in keys])
 
     def _is_sound(self, segment: Segment, slot: int, word: int) -> bool:
-        """True when a slot's header is as it should be; else it is emptied."""
+        """True when a slot's header is as it should be; else it is emptied, but by a forked child."""
         if segment.header_is_sound(slot, word):
             return True
+        if not segment.locks.are_ours:
+            return False
         with self._lend(segment) as lock:
             emptied = segment.empty_if_header_damaged(lock, slot, word)
         self._tally.add(read_corrupt=emptied)
@@ -420,7 +422,12 @@ class SegmentPageStore:
     def _is_damaged(
         self, segment: Segment, slot: int, word: int, seed: int, layer_range: int
     ) -> bool:
-        """Look again at bytes that did not match; empty the slot unless it was written since."""
+        """Look again at bytes that did not match; empty the slot unless it was written since.
+
+        A forked child empties nothing: it may not lock.
+        """
+        if not segment.locks.are_ours:
+            return segment.word(slot) == word
         with self._lend(segment) as lock:
             return segment.empty_if_range_damaged(lock, slot, word, seed, layer_range)
 
