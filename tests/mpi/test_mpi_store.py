@@ -25,6 +25,8 @@ RANKS = 2
         "layouts_that_differ_are_refused_on_all_ranks",
         "shards_have_communicators_of_their_own",
         "window_that_does_not_fit_is_refused_on_all_ranks",
+        "rank_without_descriptors_is_refused_on_all_ranks",
+        "error_that_nobody_foresaw_on_one_rank_is_raised_on_all",
         "rank_that_does_not_open_is_not_waited_for_longer_than_agreed",
     ],
 )

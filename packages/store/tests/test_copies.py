@@ -14,6 +14,7 @@ from radixlink_store import FileStoreFactory, Segment, _segment
 from radixlink_store._checksum import header_checksum
 from radixlink_store._places import Place
 from radixlink_store._state import MATCH_MASK
+from radixlink_store.counters import StoreCounters
 from radixlink_testing import put_pages, read_right
 from radixlink_testing.pages import page_keys, page_parts
 
@@ -90,6 +91,34 @@ def test_copy_is_given_up_where_another_came_while_it_was_written(
     assert read_right(second, handles).complete
     assert put_pages(first, page_keys(range(4 - len(asked)))).complete
     assert first.counters.evicted == second.counters.evicted == 0
+    # The first one wrote all the others.
+    assert (first.counters.put, second.counters.put) == (3, 1)
+    assert (first.counters.already_there, second.counters.already_there) == (1, 0)
+
+
+@pytest.mark.parametrize("calls", ["one", "many"])
+def test_page_that_went_for_a_copy_that_was_given_up_counts_as_evicted(
+    open_store: Callable[[PoolLayout, int], SegmentPageStore],
+    layout: PoolLayout,
+    monkeypatch: pytest.MonkeyPatch,
+    calls: str,
+) -> None:
+    first, second = open_store(layout, 4), open_store(layout, 4)
+    assert put_pages(first, page_keys(range(4))).complete
+
+    def checksum(slot: int, words: Buffer) -> int:
+        monkeypatch.setattr(_segment, "header_checksum", header_checksum)
+        assert put_pages(second, KEY).complete
+        return header_checksum(slot, words)
+
+    monkeypatch.setattr(_segment, "header_checksum", checksum)
+    asked = KEY if calls == "one" else page_keys([9, 10])
+    assert put_pages(first, asked).complete
+    assert second.counters == StoreCounters(put=1, evicted=1)
+    # Page 10 came where the copy had been.
+    assert first.counters == StoreCounters(put=3 + len(asked), already_there=1, evicted=1)
+    # No page of the call went for another.
+    assert first.contains(asked).complete
 
 
 def test_processes_that_put_the_same_pages_at_once_read_what_they_have_put(

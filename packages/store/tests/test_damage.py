@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 import pytest
@@ -134,3 +135,28 @@ def test_bytes_that_match_at_the_second_look_are_not_emptied(
     assert store.counters.read_corrupt == 0
     assert store.counters.read_stale == 1
     assert read_right(store, handles) == ALL
+
+
+@pytest.mark.parametrize("count", [3, 12])
+def test_forked_child_misses_what_is_damaged_and_leaves_it_to_others(
+    make_store: MakeStore, count: int
+) -> None:
+    store, segment = make_store(1, 16)
+    keys = page_keys(range(count))
+    store.put(keys, page_parts(keys, store.layout))
+    handles = store.open(keys, 0)
+    geometry = segment.geometry
+    flip(segment, geometry.payload_offset + handles.slots[1] * geometry.slot_bytes)
+    flip(segment, header_offset(segment, handles.slots[2], 5))
+    others = [page for page in range(count) if page not in {1, 2}]
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            found = store.open(keys, 0)
+            right, _ = read_page_range(store, found, 0)
+            code = 0 if found.found == PageBits.of([1, *others], count) else 2
+            code = code if right == PageBits.of(others, count) else 3
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

@@ -8,7 +8,7 @@ import pytest
 
 from radixlink_contracts.errors import BackendUnavailableError
 from radixlink_store import default_directory
-from radixlink_store._directory import open_directory
+from radixlink_store._directory import names_in, open_directory
 from radixlink_store._room import Room
 
 
@@ -118,3 +118,16 @@ def test_directory_that_cannot_be_made_says_what_was_tried(tmp_path: Path, paren
     assert cause.strerror is not None
     for part in (str(path), "make or open", cause.strerror, "location"):
         assert part in str(caught.value)
+
+
+def test_names_are_all_told_while_another_lists_by_the_same_descriptor(tmp_path: Path) -> None:
+    names = [str(number) for number in range(3)]
+    for name in names:
+        (tmp_path / name).touch()
+    descriptor = open_directory(tmp_path)
+    try:
+        with os.scandir(descriptor) as other:
+            next(other)
+            assert sorted(names_in(descriptor)) == names
+    finally:
+        os.close(descriptor)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import os
 from typing import TYPE_CHECKING
 
@@ -367,6 +368,46 @@ def test_scrub_of_files_names_each_damaged_record_and_changes_nothing(
     )
     for _ in range(2):
         assert verify(tmp_path) == [expected]
+
+
+def test_scrub_of_a_disk_that_fails_names_what_cannot_be_read(
+    layout: PoolLayout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put_in_files(tmp_path, layout)
+    preadv = os.preadv
+    reads = iter(range(5))
+
+    def fails(descriptor: int, buffers: list[memoryview], offset: int) -> int:
+        if next(reads) == 1:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return preadv(descriptor, buffers, offset)
+
+    monkeypatch.setattr(os, "preadv", fails)
+    (verdict,) = verify(tmp_path)
+    assert isinstance(verdict, LogVerdict)
+    (damage,) = verdict.damages
+    assert damage.record == 1
+    assert "cannot be read" in damage.what
+
+
+@pytest.mark.parametrize("action", [inspect, verify, clear])
+def test_what_the_system_says_against_it_is_told_as_an_error_of_the_store(
+    layout: PoolLayout,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    action: Callable[[Path], list[Found]],
+) -> None:
+    put_in_files(tmp_path, layout)
+    pread = os.pread
+
+    def fails(descriptor: int, length: int, offset: int) -> bytes:
+        if offset:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return pread(descriptor, length, offset)
+
+    monkeypatch.setattr(os, "pread", fails)
+    with pytest.raises(BackendUnavailableError, match=f"{tmp_path}.*errno 5"):
+        action(tmp_path)
 
 
 def test_clearing_files_removes_ours_and_their_writer_goes_on(

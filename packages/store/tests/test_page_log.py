@@ -14,7 +14,8 @@ import pytest
 
 from radixlink_contracts import PageBits, Shard
 from radixlink_contracts.errors import BackendUnavailableError, CapacityError
-from radixlink_store._log_file import LOG_SUFFIX, LogFormat
+from radixlink_store import _log_appender
+from radixlink_store._log_file import LOG_SUFFIX, LogFile, LogFormat, LogWriter
 from radixlink_store._log_room import FileSize, to_evict
 from radixlink_testing.pages import page_key, page_keys
 
@@ -82,6 +83,23 @@ def test_pages_that_others_write_are_found_when_it_is_time_to_look(
     clock.now += 5
     assert reader.held(range(16)) == list(range(16))
     assert reader.tally.counters.torn == 0
+
+
+def test_file_of_our_own_is_known_whoever_looks_while_it_is_made(
+    make_log: MakeLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = make_log(rescan_s=1000.0)
+
+    class SlowWriter(LogWriter):
+        """Somebody asks for a page just before the file has its name."""
+
+        def __init__(self, directory: int, name: str, file_id: int, format_: LogFormat) -> None:
+            log.log.refresh()
+            super().__init__(directory, name, file_id, format_)
+
+    monkeypatch.setattr(_log_appender, "LogWriter", SlowWriter)
+    put_all(log, range(3))
+    assert log.held(range(3)) == [0, 1, 2]
 
 
 def test_logs_of_one_directory_write_files_of_their_own(make_log: MakeLog, files: Path) -> None:
@@ -155,6 +173,46 @@ def test_file_that_is_none_of_ours_is_left_alone_and_counted(
     assert log.held(range(3)) == [0, 1, 2]
     assert log.tally.counters.refused == (what != "fifo")
     assert strange.exists()
+
+
+def test_file_whose_head_is_not_written_yet_is_found_later(
+    make_log: MakeLog, files: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put_all(make_log(), range(3))
+    (path,) = paths(files)
+    whole, open_ = path.read_bytes(), LogFile.open
+
+    def late(directory: int, path: Path) -> LogFile:
+        """The rest of the head comes just after somebody looked at what there is."""
+        try:
+            return open_(directory, path)
+        finally:
+            path.write_bytes(whole)
+
+    monkeypatch.setattr(LogFile, "open", late)
+    for length in (0, 10, 100):
+        path.write_bytes(whole[:length])
+        assert make_log(rescan_s=1000.0).held(range(3)) == []
+        path.write_bytes(whole[:length])
+        log = make_log()
+        assert log.held(range(3)) == [0, 1, 2]
+
+
+def test_file_that_could_not_be_opened_for_once_is_found_later(
+    make_log: MakeLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put_all(make_log(), range(3))
+
+    def fails(*_: object) -> LogFile:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(LogFile, "open", fails)
+    log = make_log()
+    assert log.held(range(3)) == []
+    assert log.tally.counters.read_failed
+    monkeypatch.undo()
+    assert log.held(range(3)) == [0, 1, 2]
+    assert log.tally.counters.refused == 0
 
 
 # --- room -----------------------------------------------------------------------------------------

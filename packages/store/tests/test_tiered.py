@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import logging
+import mmap
 import os
 import resource
 import threading
@@ -242,8 +244,14 @@ def test_full_disk_is_logged_once_and_what_waits_is_written_when_there_is_room(
     assert store.counters.written == 8
 
 
+@pytest.mark.parametrize("foreign", [False, True])
 def test_memory_that_fails_is_no_end_of_writing(
-    files: Path, layout: PoolLayout, settings: PersistentSettings
+    files: Path,
+    layout: PoolLayout,
+    settings: PersistentSettings,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    foreign: bool,
 ) -> None:
     class Faulty:
         """Opens one faulty store."""
@@ -260,13 +268,41 @@ def test_memory_that_fails_is_no_end_of_writing(
     memory = Faulty()
     factory = TieredStoreFactory(memory, settings)
     store = factory.open(layout)
-    memory.store.plan(Fault(StoreCall.READ, FaultKind.FAILS))
+    if foreign:
+
+        def fails(*_: object) -> PageBits:
+            raise RuntimeError("of a library that the store is made of")
+
+        monkeypatch.setattr(memory.store, "read", fails)
+    else:
+        memory.store.plan(Fault(StoreCall.READ, FaultKind.FAILS))
     put(store, range(4))
     assert store.counters == TierCounters(gone=4)
+    monkeypatch.undo()
     memory.store.plan()
     put(store, range(4, 8))
     assert store.counters == TierCounters(gone=4, written=4)
     factory.close()
+
+
+def test_no_memory_to_move_pages_with_is_a_miss_and_no_end_of_writing(
+    open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(open_store(), range(4))
+    store = open_store("another memory")
+
+    def fails(*_: object) -> mmap.mmap:
+        raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+
+    monkeypatch.setattr(mmap, "mmap", fails)
+    assert held(store, range(4)) == PageBits.none(4)
+    assert put_pages(store, page_keys(range(4, 8))).complete
+    assert store.flush(TIMEOUT_S)
+    assert store.counters == TierCounters(read_failed=1, write_failed=1, dropped=4)
+    monkeypatch.undo()
+    put(store, range(8, 12))
+    assert held(store, range(12)).complete
+    assert store.counters.written == 4
 
 
 def test_forked_child_sees_memory_alone_and_leaves_the_rest_to_its_parent(

@@ -126,6 +126,21 @@ def test_closing_in_a_pause_waits_for_nothing(disk: Disk, behind: WriteBehind) -
     assert not behind.flush(1000.0)
 
 
+@pytest.mark.parametrize("seconds", [1e300, float("inf")])
+def test_any_number_of_seconds_may_be_waited(
+    disk: Disk, behind: WriteBehind, seconds: float
+) -> None:
+    disk.pause_s = seconds
+    behind.offer(page_keys(range(3)))
+    assert not behind.flush(0)
+    disk.pause_s = 0.0
+    behind.offer(page_keys(range(3, 6)))
+    assert behind.flush(seconds)
+    behind.offer(page_keys(range(6, 9)))
+    assert behind.close(seconds) == 0
+    assert disk.written == list(page_keys(range(9)))
+
+
 def test_closing_gives_up_at_its_deadline(disk: Disk, behind: WriteBehind) -> None:
     disk.open.clear()
     behind.offer(page_keys(range(2)))

@@ -25,7 +25,8 @@ def test_variable_that_is_no_number_is_refused(environ: dict[str, str]) -> None:
 
 
 @pytest.mark.parametrize(
-    "environ", [{FAKE_NODES: "0"}, {ANSWER_TIMEOUT: "0"}, {ANSWER_TIMEOUT: "nan"}]
+    "environ",
+    [{FAKE_NODES: "0"}, {ANSWER_TIMEOUT: "0"}, {ANSWER_TIMEOUT: "nan"}, {ANSWER_TIMEOUT: "inf"}],
 )
 def test_number_that_means_nothing_is_refused(environ: dict[str, str]) -> None:
     with pytest.raises(ContractError, match="NodeSettings"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -113,6 +114,32 @@ def window_that_does_not_fit_is_refused_on_all_ranks() -> None:
     mine = large if WORLD.rank else CONFIG
     factory = MpiStoreFactory(mine)
     assert factory.open(SUITE_LAYOUT).num_slots == 64
+    factory.close()
+
+
+def rank_without_descriptors_is_refused_on_all_ranks() -> None:
+    factory = MpiStoreFactory(CONFIG)
+    factory.open(SUITE_LAYOUT)
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    for room in (0, 1):
+        if WORLD.rank == 1:
+            unused = os.dup(0)
+            os.close(unused)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (unused + room, before[1]))
+        try:
+            expect(BackendUnavailableError, factory, SUITE_LAYOUT, "errno 24")
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    assert factory.open(SUITE_LAYOUT).num_slots == 64
+    factory.close()
+
+
+def error_that_nobody_foresaw_on_one_rank_is_raised_on_all() -> None:
+    def asked() -> int:
+        raise ZeroDivisionError("of whoever was asked")
+
+    factory = MpiStoreFactory(CONFIG, free_bytes=asked)
+    expect(BackendUnavailableError, factory, SUITE_LAYOUT, "ZeroDivisionError: of whoever")
     factory.close()
 
 

@@ -130,6 +130,24 @@ def open_file(directory: int, file: Path, access: int) -> int:
     return descriptor
 
 
+def names_in(directory: int) -> list[str]:
+    """The names in a directory.
+
+    Listing moves the place of a description, and whoever lists by the same one meanwhile misses
+    names: so it is opened anew.
+
+    Raises:
+        OSError: It cannot be listed.
+
+    Thread: any, several at once.
+    """
+    descriptor = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=directory)
+    try:
+        return os.listdir(descriptor)  # noqa: PTH208 - a descriptor, not a path
+    finally:
+        os.close(descriptor)
+
+
 def _unavailable(path: Path, error: OSError) -> BackendUnavailableError:
     return BackendUnavailableError(
         f"file store: expected to make or open the directory {path}, got {error.strerror} "

@@ -33,7 +33,14 @@ from radixlink_contracts.errors import (
     IntegrityError,
     StaleHandleError,
 )
-from radixlink_store._directory import MODE, SAFELY, default_directory, open_directory, open_file
+from radixlink_store._directory import (
+    MODE,
+    SAFELY,
+    default_directory,
+    names_in,
+    open_directory,
+    open_file,
+)
 from radixlink_store._errors import NO_ROOM, map_exceptions
 from radixlink_store._layout import SUPERBLOCK_BYTES, Geometry
 from radixlink_store._locks import LockDescriptor, SlotLocks
@@ -192,7 +199,7 @@ def open_segment(
             map_exceptions({OSError: lambda error: unavailable(path, "use the store", error)}),
             creation_lock(directory, path, timeout_s),
         ):
-            names = os.listdir(directory)  # noqa: PTH208 - a descriptor, not a path
+            names = names_in(directory)
             for name in sorted(names):
                 if name.endswith(SUFFIX):
                     _refuse_stranger(directory, path / name, layout)

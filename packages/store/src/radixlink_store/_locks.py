@@ -122,6 +122,11 @@ class SlotLocks:
         """The descriptor of the lock file, for everything but locking."""
         return self._origin
 
+    @property
+    def are_ours(self) -> bool:
+        """False in a forked child: it must not lock."""
+        return os.getpid() == self._process
+
     @contextlib.contextmanager
     def lend(self) -> Iterator[LockDescriptor]:
         """A descriptor for one thread's writes.
@@ -141,7 +146,7 @@ class SlotLocks:
             StaleHandleError: The locks were closed, or this is a forked child.
             OSError: No more descriptors.
         """
-        if os.getpid() != self._process:
+        if not self.are_ours:
             raise StaleHandleError(
                 f"store: expected to write in process {self._process} that opened it, got its "
                 f"forked child {os.getpid()}; open the store again in the child"

@@ -136,6 +136,7 @@ class LogAppender:
             except OSError:
                 self._index.drop(file)
                 raise
+            file.named = True
             self._writer = writer, file
         return self._writer
 

@@ -29,6 +29,7 @@ class IndexedFile:
         serial: Its number in this index.
         sealed: Whether nothing will be added to it.
         ours: Whether this log writes it.
+        named: Whether it has had its name in the directory: one of ours is known before it has.
         used_at: When this log last said that it is used, in seconds of its clock.
         keys: The key of each record; None where there is none to be found.
     """
@@ -38,6 +39,7 @@ class IndexedFile:
     serial: int
     sealed: bool = False
     ours: bool = False
+    named: bool = True
     used_at: float = -float("inf")
     keys: list[bytes | None] = attrs.field(factory=list)
 
@@ -84,7 +86,9 @@ class LogIndex:
     def add_file(self, name: str, file_id: int, *, ours: bool = False) -> IndexedFile:
         """Know one more file, with no record yet."""
         with self._mutex:
-            file = IndexedFile(name=name, file_id=file_id, serial=self._serial, ours=ours)
+            file = IndexedFile(
+                name=name, file_id=file_id, serial=self._serial, ours=ours, named=not ours
+            )
             self._serial += 1
             self._files[file.serial] = file
             return file

@@ -14,8 +14,6 @@ import attrs
 
 from radixlink_contracts.errors import StorageError
 from radixlink_store._directory import open_directory
-from radixlink_store._errors import map_exceptions
-from radixlink_store._file import unavailable
 from radixlink_store._log_file import LOG_SUFFIX, LogFile
 from radixlink_store._unreadable import Unreadable
 
@@ -109,7 +107,8 @@ def inspect_logs(directory: Path) -> Iterator[LogStatus | Unreadable]:
     """What the files in a directory hold, by layout.
 
     Raises:
-        BackendUnavailableError: It cannot be used.
+        BackendUnavailableError: It is no directory of ours.
+        OSError: It cannot be read.
     """
     statuses: dict[PoolLayout, LogStatus] = {}
     pages: dict[PoolLayout, set[bytes]] = {}
@@ -139,7 +138,8 @@ def verify_logs(directory: Path) -> Iterator[LogVerdict | Unreadable]:
     """Read every record of the files in a directory, by layout.
 
     Raises:
-        BackendUnavailableError: It cannot be used.
+        BackendUnavailableError: It is no directory of ours.
+        OSError: It cannot be read.
 
     Cost: all bytes of all records, at the speed of the disk.
     """
@@ -171,7 +171,8 @@ def clear_logs(directory: Path) -> Iterator[ClearedLog | Unreadable]:
     """Remove the files of pages in a directory, by layout. What is none of ours is left alone.
 
     Raises:
-        BackendUnavailableError: It cannot be used.
+        BackendUnavailableError: It is no directory of ours.
+        OSError: It cannot be read.
     """
     cleared: dict[PoolLayout, ClearedLog] = {}
     for file in _files(directory):
@@ -197,9 +198,8 @@ def _files(directory: Path) -> Iterator[tuple[Path, LogFile] | Unreadable]:
     """Each file of pages in a directory, open until the next one is asked for."""
     descriptor = open_directory(directory)
     try:
-        with map_exceptions({OSError: lambda error: unavailable(directory, "use files", error)}):
-            for path in sorted(directory.glob(f"*{LOG_SUFFIX}")):
-                yield from _opened(descriptor, path)
+        for path in sorted(directory.glob(f"*{LOG_SUFFIX}")):
+            yield from _opened(descriptor, path)
     finally:
         os.close(descriptor)
 
@@ -221,7 +221,11 @@ def _damages(opened: LogFile, scan: Scan, *, sealed: bool) -> Iterator[tuple[int
     """The records of a file that are damaged, and what of them."""
     ranges = [memoryview(bytearray(size)) for size in opened.format.layout.range_bytes]
     for number, key in enumerate(scan.keys):
-        head = None if key is None else opened.read(number, ranges)
+        try:
+            head = None if key is None else opened.read(number, ranges)
+        except OSError as error:
+            yield number, f"cannot be read: {error.strerror} (errno {error.errno})"
+            continue
         if head is None:
             yield number, "header"
         elif (layer_range := head.damaged_range(ranges)) is not None:

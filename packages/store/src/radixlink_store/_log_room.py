@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 
+from radixlink_store._directory import names_in
 from radixlink_store._log_file import LOG_SUFFIX
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ def sizes_in(directory: int) -> list[FileSize]:
         OSError: It cannot be listed.
     """
     sizes = []
-    for name in os.listdir(directory):
+    for name in names_in(directory):
         if name.endswith(LOG_SUFFIX):
             # It may be gone already.
             with contextlib.suppress(FileNotFoundError):

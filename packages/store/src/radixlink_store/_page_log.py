@@ -19,6 +19,7 @@ Rules of the file:
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
 import threading
@@ -27,7 +28,7 @@ from typing import TYPE_CHECKING, Final
 
 from radixlink_contracts import PageBits
 from radixlink_contracts.errors import StorageError
-from radixlink_store._directory import open_directory
+from radixlink_store._directory import names_in, open_directory
 from radixlink_store._log_appender import LogAppender
 from radixlink_store._log_file import LOG_SUFFIX, LogFile, LogFormat, name_prefix
 from radixlink_store._log_index import LogIndex
@@ -91,8 +92,9 @@ class PageLog:
         #: Held while the directory is looked at.
         self._scanning: Final = threading.Lock()
         self._scan_at = clock()
-        #: Files under our prefix that cannot be read.
-        self._strange: Final[set[str]] = set()
+        #: Files under our prefix that are none of ours, and how long each was when that was seen:
+        #: one that is longer since had a head that was not whole yet.
+        self._strange: Final[dict[str, int]] = {}
         self.refresh()
 
     def __len__(self) -> int:
@@ -227,11 +229,12 @@ class PageLog:
             self.refresh()
 
     def _rescan(self) -> None:
-        # Known first: a file of our own that comes in between is in neither list.
-        known = {file.name: file for file in self._index.files}
+        # Known first, and only what has its name: a file of our own that comes in between is in
+        # neither list.
+        known = {file.name: file for file in self._index.files if file.named}
         names = {
             name
-            for name in os.listdir(self._directory)  # noqa: PTH208 - a descriptor, not a path
+            for name in names_in(self._directory)
             if name.startswith(self._prefix) and name.endswith(LOG_SUFFIX)
         }
         for name, file in known.items():
@@ -241,12 +244,29 @@ class PageLog:
                 self._adopt(name, file)
         # A file of our own comes into the index before it has its name.
         ours = {file.name for file in self._index.files}
-        for name in sorted(names - ours - self._strange):
-            self._adopt(name, None)
-        self._strange.intersection_update(names)
+        for name in sorted(names - ours):
+            # Asked first: what is read after that is at least as long.
+            length = self._length(name)
+            if length is not None and self._strange.get(name) != length:
+                self._adopt(name, None, length)
+        for name in self._strange.keys() - names:
+            del self._strange[name]
 
-    def _adopt(self, name: str, file: IndexedFile | None) -> None:
-        """Know what a file of others has, that was not known."""
+    def _length(self, name: str) -> int | None:
+        """How long a file is, or a link; None if that cannot be said."""
+        try:
+            return os.stat(name, dir_fd=self._directory, follow_symlinks=False).st_size
+        except OSError:
+            return None
+
+    def _adopt(self, name: str, file: IndexedFile | None, length: int = 0) -> None:
+        """Know what a file of others has, that was not known.
+
+        Args:
+            name: The file.
+            file: What is known of it; None for a new one.
+            length: How long a new one is at least.
+        """
         path = self._settings.path / name
         try:
             opened = (
@@ -256,14 +276,21 @@ class PageLog:
             )
         except FileNotFoundError:
             return
-        except (OSError, StorageError):
-            self._refuse(name)
+        except StorageError:
+            self._refuse(name, length)
+            return
+        except OSError as error:
+            # A symbolic link stays one; all else may be over the next time.
+            if error.errno == errno.ELOOP:
+                self._refuse(name, length)
+            else:
+                self._tally.add(read_failed=1)
             return
         try:
             if opened.format.layout == self._layout:
                 self._take_in(opened, file or self._index.add_file(name, opened.file_id))
             else:
-                self._refuse(name)
+                self._refuse(name, length)
         except OSError:
             self._tally.add(read_failed=1)
         finally:
@@ -289,12 +316,11 @@ class PageLog:
             self._tally.add(torn=rest + scan.keys.count(None))
         file.sealed = sealed
 
-    def _refuse(self, name: str) -> None:
-        """Look at a file no more, unless somebody may be about to write its head."""
-        with contextlib.suppress(OSError):
-            if os.stat(name, dir_fd=self._directory, follow_symlinks=False).st_size > 0:
-                self._strange.add(name)
-                self._tally.add(refused=1)
+    def _refuse(self, name: str, length: int) -> None:
+        """Look at a file no more as long as it is so long: somebody may be writing its head."""
+        if length and name not in self._strange:
+            self._tally.add(refused=1)
+        self._strange[name] = length
 
     # --- writing ---------------------------------------------------------------------------------
 

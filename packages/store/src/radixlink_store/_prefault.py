@@ -46,7 +46,7 @@ class Prefault:
         Returns:
             Whether it is.
         """
-        self._thread.join(timeout_s)
+        self._thread.join(min(timeout_s, threading.TIMEOUT_MAX))
         return not self._thread.is_alive()
 
     def stop(self) -> None:

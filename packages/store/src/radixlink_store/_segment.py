@@ -380,7 +380,7 @@ class Segment:
         *,
         writer: int,
         age: int,
-    ) -> bool:
+    ) -> int | None:
         """Put a page into a slot, whatever it holds, unless somebody else is faster.
 
         Who writes the same page at the same time may have chosen another slot. So each looks again
@@ -389,32 +389,34 @@ class Segment:
         of which the second is the first to be forgotten.
 
         Returns:
-            Whether the page is there now. If not: the slot is locked by another writer, or its word
-            is no longer the one `seen`, or its generations are used up; nothing was changed.
+            The slot in which the page is now: this one, or that of who was faster; this one is then
+            empty. None if the slot is locked by another writer, or its word is no longer the one
+            `seen`, or its generations are used up; nothing was changed.
         """
         if not lock.try_lock(slot):
-            return False
+            return None
         try:
             words = self._word
             word = claimed(seen, place.match)
             if word is None or words[slot] != seen:
-                return False
+                return None
             self._tags[slot] = NO_TAG
             words[slot] = word
             generation = generation_of(word)
             self._age[slot] = age | generation & GENERATION_MASK
             self._lease[slot] = 0
             self._fill(slot, generation, place, parts, writer)
-            if self.find_one(place, self.tags_at(place.buckets), []) is not None:
+            faster = self.find_one(place, self.tags_at(place.buckets), [])
+            if faster is not None:
                 words[slot] = emptied(word)
-                return True
+                return faster[0]
             # The tag first: whoever sees a published word and then no tag has seen an older tag.
             self._tags[slot] = place.tag
             words[slot] = published(word)
         finally:
             # After an exception the slot is not locked and not published: a dead writer's.
             lock.unlock(slot)
-        return True
+        return slot
 
     def _fill(
         self, slot: int, generation: int, place: Place, parts: Sequence[memoryview], writer: int

@@ -48,6 +48,10 @@ class _Outcome(enum.Enum):
     WRITTEN = enum.auto()
     #: Written over another page.
     WRITTEN_OVER = enum.auto()
+    #: Given up, as somebody else had stored it meanwhile.
+    GIVEN_UP = enum.auto()
+    #: The same, where another page had been.
+    GIVEN_UP_OVER = enum.auto()
     #: No slot may be written: all are leased, or have used their generations up.
     FULL = enum.auto()
     #: Others were faster at every slot that may be written.
@@ -57,6 +61,8 @@ class _Outcome(enum.Enum):
 # Members of an enum are slow to come by (Python 3.11), and these are asked for with every page.
 _WRITTEN: Final = _Outcome.WRITTEN
 _WRITTEN_OVER: Final = _Outcome.WRITTEN_OVER
+_GIVEN_UP: Final = {_Outcome.GIVEN_UP, _Outcome.GIVEN_UP_OVER}
+_OVER: Final = {_Outcome.WRITTEN_OVER, _Outcome.GIVEN_UP_OVER}
 _FULL: Final = _Outcome.FULL
 _BUSY: Final = _Outcome.BUSY
 _READY: Final = int(SlotState.READY)
@@ -308,8 +314,9 @@ class SegmentPageStore:
                     elif outcome is _BUSY:
                         busy += 1
                     else:
-                        written += 1
-                        over += outcome is _WRITTEN_OVER
+                        written += outcome not in _GIVEN_UP
+                        again += outcome in _GIVEN_UP
+                        over += outcome in _OVER
                         new.add(place.key)
                         mask |= 1 << page
         self._tally.add(
@@ -345,6 +352,8 @@ class SegmentPageStore:
             self._tally.add(put=1, evicted=1)
         elif outcome is _WRITTEN:
             self._tally.add(put=1)
+        elif outcome in _GIVEN_UP:
+            self._tally.add(already_there=1, evicted=outcome in _OVER)
         else:
             full = outcome is _FULL
             self._tally.add(rejected_full=full, rejected_busy=not full)
@@ -409,9 +418,11 @@ class SegmentPageStore:
         return self._look_up(segment, keys, [Place.of(key, num_buckets) for key in keys])
 
     def _is_sound(self, segment: Segment, slot: int, word: int) -> bool:
-        """True when a slot's header is as it should be; else it is emptied."""
+        """True when a slot's header is as it should be; else it is emptied, but by a forked child."""
         if segment.header_is_sound(slot, word):
             return True
+        if not segment.locks.are_ours:
+            return False
         with self._lend(segment) as lock:
             emptied = segment.empty_if_header_damaged(lock, slot, word)
         self._tally.add(read_corrupt=emptied)
@@ -420,7 +431,12 @@ class SegmentPageStore:
     def _is_damaged(
         self, segment: Segment, slot: int, word: int, seed: int, layer_range: int
     ) -> bool:
-        """Look again at bytes that did not match; empty the slot unless it was written since."""
+        """Look again at bytes that did not match; empty the slot unless it was written since.
+
+        A forked child empties nothing: it may not lock.
+        """
+        if not segment.locks.are_ours:
+            return segment.word(slot) == word
         with self._lend(segment) as lock:
             return segment.empty_if_range_damaged(lock, slot, word, seed, layer_range)
 
@@ -440,10 +456,14 @@ class SegmentPageStore:
         for slot, word in ways_for(segment, place.buckets, lines, now):
             if mine is not None and slot in mine:
                 continue
-            if segment.write(lock, slot, word, place, parts, writer=self._writer, age=age):
+            at = segment.write(lock, slot, word, place, parts, writer=self._writer, age=age)
+            if at is not None:
                 if mine is not None:
-                    mine.add(slot)
-                return _WRITTEN_OVER if word & STATE_MASK == _READY else _WRITTEN
+                    mine.add(at)
+                over = word & STATE_MASK == _READY
+                if at == slot:
+                    return _WRITTEN_OVER if over else _WRITTEN
+                return _Outcome.GIVEN_UP_OVER if over else _Outcome.GIVEN_UP
             outcome = _BUSY
         return outcome
 

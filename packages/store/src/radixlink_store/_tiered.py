@@ -23,7 +23,6 @@ import threading
 from typing import TYPE_CHECKING, Final, cast
 
 from radixlink_contracts import PAGE_KEY_BYTES, PageBits, PageKeys
-from radixlink_contracts.errors import LinkError
 from radixlink_store._write_behind import WriteBehind
 
 if TYPE_CHECKING:
@@ -201,6 +200,9 @@ class TieredStore:
         for first in range(0, len(wanted), self._batch):
             some = wanted.span(first, first + self._batch)
             staging = self._take_staging()
+            if staging is None:
+                self._tally.add(read_failed=1)
+                break
             try:
                 columns = self._columns(staging, len(some))
                 right = log.read(some, columns)
@@ -224,6 +226,9 @@ class TieredStore:
         for first in range(0, len(keys), self._batch):
             some = keys.span(first, first + self._batch)
             staging = self._take_staging()
+            if staging is None:
+                self._tally.add(write_failed=1, dropped=len(keys) - first)
+                break
             try:
                 columns = self._columns(staging, len(some))
                 right = self._read_memory(some, columns)
@@ -242,7 +247,7 @@ class TieredStore:
             right = handles.found
             for layer_range, column in enumerate(columns):
                 right &= self._memory.read(handles, layer_range, column)
-        except LinkError:
+        except Exception:  # noqa: BLE001 -- whatever memory raises, the thread goes on
             return PageBits.none(len(keys))
         return right
 
@@ -261,12 +266,15 @@ class TieredStore:
                     return page
         return len(keys)
 
-    def _take_staging(self) -> list[memoryview]:
-        """Buffers for a batch, kept for the next one."""
+    def _take_staging(self) -> list[memoryview] | None:
+        """Buffers for a batch, kept for the next one; None if the system has no memory for them."""
         try:
             return self._staging.pop()
         except IndexError:
-            return [memoryview(mmap.mmap(-1, self._batch * size)) for size in self._range_bytes]
+            try:
+                return [memoryview(mmap.mmap(-1, self._batch * size)) for size in self._range_bytes]
+            except OSError:
+                return None
 
     def _columns(self, staging: list[memoryview], count: int) -> list[memoryview]:
         """The parts of staging that so many pages take."""

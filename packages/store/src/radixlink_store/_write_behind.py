@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from radixlink_contracts import PageKeys
 
 
+_LONGEST_S: Final = threading.TIMEOUT_MAX / 2
+"""Python waits no longer, and fails if it is asked to."""
+
+
 class WriteBehind:
     """A queue of pages, and one thread.
 
@@ -79,7 +83,9 @@ class WriteBehind:
             Whether that is so; False after the time is up.
         """
         with self._changed:
-            self._changed.wait_for(lambda: not self._num_pages or self._ended, timeout_s)
+            self._changed.wait_for(
+                lambda: not self._num_pages or self._ended, min(timeout_s, _LONGEST_S)
+            )
             return not self._num_pages
 
     def close(self, timeout_s: float) -> int:
@@ -98,7 +104,7 @@ class WriteBehind:
         if self._thread is None:
             self._end()
             return 0
-        self._thread.join(timeout_s + 1.0)
+        self._thread.join(min(timeout_s + 1.0, _LONGEST_S))
         with self._changed:
             return self._num_pages
 
@@ -129,4 +135,4 @@ class WriteBehind:
                     return None
                 if self._waiting and not pause_s:
                     return self._waiting.popleft()
-                self._changed.wait(pause_s or None)
+                self._changed.wait(min(pause_s, _LONGEST_S) or None)

@@ -49,7 +49,8 @@ class TierCounters:
 
     Attributes:
         written: Pages written to a file.
-        dropped: Pages that were not written because too many waited, or the store was closed.
+        dropped: Pages that were not written because too many waited, the store was closed, or there was
+            no memory to move them with.
         gone: Pages that were evicted from memory before they were written.
         write_failed: Errors of the operating system against writing.
         promoted: Pages that were read from a file into memory.

@@ -44,6 +44,7 @@ from radixlink_store._unreadable import Unreadable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from contextlib import AbstractContextManager
     from pathlib import Path
 
     from radixlink_contracts import PoolLayout
@@ -154,14 +155,15 @@ def inspect(path: Path) -> list[SegmentStatus | LogStatus | Unreadable]:
     Raises:
         BackendUnavailableError: There is no store, or it cannot be used.
     """
-    segments, logs = _stores_at(path)
-    return [
-        *(
-            found if isinstance(found, Unreadable) else _status(*found)
-            for found in _segments(segments)
-        ),
-        *itertools.chain.from_iterable(map(inspect_logs, logs)),
-    ]
+    with _unusable(path, "look at the store"):
+        segments, logs = _stores_at(path)
+        return [
+            *(
+                found if isinstance(found, Unreadable) else _status(*found)
+                for found in _segments(segments)
+            ),
+            *itertools.chain.from_iterable(map(inspect_logs, logs)),
+        ]
 
 
 def verify(path: Path) -> list[Verdict | LogVerdict | Unreadable]:
@@ -172,14 +174,15 @@ def verify(path: Path) -> list[Verdict | LogVerdict | Unreadable]:
 
     Cost: all bytes of all pages, at the speed of a checksum or a disk.
     """
-    segments, logs = _stores_at(path)
-    return [
-        *(
-            found if isinstance(found, Unreadable) else _scrub(*found[:2])
-            for found in _segments(segments)
-        ),
-        *itertools.chain.from_iterable(map(verify_logs, logs)),
-    ]
+    with _unusable(path, "read the store"):
+        segments, logs = _stores_at(path)
+        return [
+            *(
+                found if isinstance(found, Unreadable) else _scrub(*found[:2])
+                for found in _segments(segments)
+            ),
+            *itertools.chain.from_iterable(map(verify_logs, logs)),
+        ]
 
 
 def clear(path: Path) -> list[Cleared | ClearedLog | Unreadable]:
@@ -188,14 +191,20 @@ def clear(path: Path) -> list[Cleared | ClearedLog | Unreadable]:
     Raises:
         BackendUnavailableError: There is no store, or it cannot be used.
     """
-    segments, logs = _stores_at(path)
-    return [
-        *(
-            found if isinstance(found, Unreadable) else _clear(*found[:2])
-            for found in _segments(segments, locked=True)
-        ),
-        *itertools.chain.from_iterable(map(clear_logs, logs)),
-    ]
+    with _unusable(path, "clear the store"):
+        segments, logs = _stores_at(path)
+        return [
+            *(
+                found if isinstance(found, Unreadable) else _clear(*found[:2])
+                for found in _segments(segments, locked=True)
+            ),
+            *itertools.chain.from_iterable(map(clear_logs, logs)),
+        ]
+
+
+def _unusable(path: Path, action: str) -> AbstractContextManager[None]:
+    """Say of an error of the operating system what could not be done at a path."""
+    return map_exceptions({OSError: lambda error: unavailable(path, action, error)})
 
 
 def _segments(
@@ -218,10 +227,7 @@ def _segments_in(
     descriptor = open_directory(directory)
     try:
         with (
-            map_exceptions({OSError: lambda error: unavailable(directory, "use the store", error)}),
-            creation_lock(descriptor, directory, _TIMEOUT_S)
-            if locked
-            else contextlib.nullcontext(),
+            creation_lock(descriptor, directory, _TIMEOUT_S) if locked else contextlib.nullcontext()
         ):
             for file in sorted(directory.glob(f"*{SUFFIX}")):
                 yield from _opened(descriptor, file)

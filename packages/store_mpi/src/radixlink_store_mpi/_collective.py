@@ -5,12 +5,11 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from radixlink_contracts.errors import LinkError
+from radixlink_contracts.errors import BackendUnavailableError, LinkError
+from radixlink_store_mpi._mpi import MPI
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from radixlink_store_mpi._mpi import MPI
 
 _Result = TypeVar("_Result")
 
@@ -44,12 +43,7 @@ def all_or_none(comm: MPI.Intracomm, step: Callable[[], _Result]) -> _Result:
 
     Ranks: all of the communicator.
     """
-    result: _Result | None = None
-    failure: LinkError | None = None
-    try:
-        result = step()
-    except LinkError as error:
-        failure = error
+    result, failure = _attempt(step)
     failures: list[LinkError | None] = comm.allgather(failure)
     for rank, first in enumerate(failures):
         if first is not None:
@@ -65,12 +59,29 @@ def only_on(comm: MPI.Intracomm, root: int, step: Callable[[], _Result]) -> _Res
     """
     outcome: tuple[_Result | None, LinkError | None] = (None, None)
     if comm.rank == root:
-        try:
-            outcome = (step(), None)
-        except LinkError as error:
-            outcome = (None, error)
+        outcome = _attempt(step)
     result, failure = comm.bcast(outcome, root)
     if failure is not None:
         failure.rank = root
         raise failure
     return result  # type: ignore[no-any-return] # a pickle has no type
+
+
+def _attempt(step: Callable[[], _Result]) -> tuple[_Result | None, LinkError | None]:
+    """What came of a step, or what it failed by, whatever that is: the others wait to be told.
+
+    Raises:
+        MPI.Exception: A collective within the step failed; all ranks know.
+    """
+    try:
+        return step(), None
+    except LinkError as error:
+        return None, error
+    except MPI.Exception:
+        raise
+    except Exception as error:  # noqa: BLE001 -- the others would wait for ever
+        failure = BackendUnavailableError(
+            f"MPI store: expected every rank to do its part, got {type(error).__name__}: {error}"
+        )
+        failure.__cause__ = error
+        return None, failure

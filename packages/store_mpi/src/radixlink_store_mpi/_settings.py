@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from typing import TYPE_CHECKING, Final, Self, TypeVar
 
@@ -37,10 +38,14 @@ class NodeSettings:
 
     def __attrs_post_init__(self) -> None:
         """Refuse numbers that mean nothing."""
-        if self.fake_nodes < 1 or not self.answer_timeout_s > 0 or self.max_answer_bytes < 1:
+        if (
+            self.fake_nodes < 1
+            or not 0 < self.answer_timeout_s < math.inf
+            or self.max_answer_bytes < 1
+        ):
             raise ContractError(
                 f"NodeSettings: expected fake_nodes and max_answer_bytes of at least 1 and an "
-                f"answer_timeout_s above 0, got {self}"
+                f"answer_timeout_s above 0 that ends, got {self}"
             )
 
     @classmethod

@@ -108,10 +108,14 @@ class Window:
         Raises:
             BackendUnavailableError: There are no more descriptors.
         """
-        with map_exceptions({OSError: _no_lock_file}):
-            locks = os.dup(self.locks)
-        segment = Segment(self.memory, self.superblock, SlotLocks(locks))
-        return SegmentPageStore(segment, f"the MPI window of {self.superblock.layout.pool.value}")
+        where = f"the MPI window of {self.superblock.layout.pool.value}"
+        with map_exceptions({OSError: _no_descriptor}):
+            locks = SlotLocks(os.dup(self.locks))
+            try:
+                return SegmentPageStore(Segment(self.memory, self.superblock, locks), where)
+            except BaseException:
+                locks.close()
+                raise
 
     def close(self) -> None:
         """Close the lock file; the memory is given back when MPI ends."""
@@ -193,11 +197,13 @@ def _fill(
 
     Raises:
         CapacityError: Shared memory is full.
+        BackendUnavailableError: There are no more descriptors.
     """
     needed = superblock.geometry.total_bytes
     with map_exceptions({OSError: lambda _: _no_room(needed, free_bytes())}):
         populate(np.frombuffer(memory, np.uint8))
-    own = SlotLocks(os.dup(locks))
+    with map_exceptions({OSError: _no_descriptor}):
+        own = SlotLocks(os.dup(locks))
     Segment.format(memory, superblock, own)
     own.close()
 
@@ -216,6 +222,13 @@ def _no_lock_file(error: OSError) -> BackendUnavailableError:
         f"MPI store: expected to make and open a file for locks in {tempfile.gettempdir()}, got "
         f"{error.strerror} (errno {error.errno}); point TMPDIR at a directory that all ranks of "
         f"the node can write"
+    )
+
+
+def _no_descriptor(error: OSError) -> BackendUnavailableError:
+    return BackendUnavailableError(
+        f"MPI store: expected one more descriptor for the locks of a store, got {error.strerror} "
+        f"(errno {error.errno}); raise the limit of open files"
     )
 
 
