@@ -246,6 +246,32 @@ def test_past_the_cap_all_ranks_go_on_without_a_store_from_the_same_step(
     assert replica.restore("again", range(801, 809)).landed == ("again",)
 
 
+def test_past_the_cap_nothing_begins_that_waited_for_its_turn(make_replica: MakeReplica) -> None:
+    """What is written off makes room in the frame, and an offload waits for that: it waits no more."""
+    replica = make_replica(
+        2, by_hand=True, num_pages=64, settings=settings(5, staged_percent=100, max_operations=3)
+    )
+    replica.store(TOKENS)
+    replica.store(SEQUENCES[0])
+    replica.ask("b", SEQUENCES[0])
+    operation = replica.queue("a", TOKENS).operation_id
+    replica.start()
+    fail(replica, operation, 1)
+    assert replica.step().failed == ("a",)
+    for _ in range(4):
+        assert replica.step() == StepReport()
+    assert isinstance(replica.load_back("b", SEQUENCES[0]), LoadWaiting)
+    replica.start()
+    replica.compute(SEQUENCES[1])
+    replica.compute(SEQUENCES[2])
+    assert len(replica.ranks[0].cache.holders().due_offloads) == 1
+    report = replica.step()
+    assert (report.detached, report.failed, report.num_offloads_failed) == (True, ("b",), 1)
+    assert replica.alike(lambda rank: rank.by_hand.calls.count("offload")) == 3
+    replica.settle()
+    replica.reset()
+
+
 def test_a_reset_after_the_cap_gives_all_back_and_stays_without_a_store(
     make_replica: MakeReplica,
 ) -> None:

@@ -286,8 +286,6 @@ class UnifiedCacheLinkerWrapper:
 
     def _follow_lookups(self, agenda: Agenda, agreed: AgreedFrame, report: ReportBuilder) -> None:
         """Take in what a frame said of lookups."""
-        if not (agenda.asking or agenda.masks):
-            return
         for lookup, ready in zip(agenda.asking, agreed.ready, strict=True):
             lookup.agreed_ready = ready
         for (lookup, _), words in zip(agenda.masks, agreed.masks, strict=True):
@@ -301,10 +299,8 @@ class UnifiedCacheLinkerWrapper:
     def finish_loads(self, batch: BatchIndex | None) -> StepReport:
         """Decide the layer-wise loads that run; see `LinkedPrefixCache.finish_loads`."""
         self._frames.check()
-        in_time = True
-        if batch is not None:
-            # Also where a step decided all of its loads before: the linker has to forget it.
-            in_time = self._guarded.finish_loads(batch)
+        # Also where a step decided all of its loads before: the linker has to forget it.
+        in_time = batch is None or self._guarded.finish_loads(batch)
         running = [load for load in self._operations.running_loads() if not load.queued]
         if not running:
             return NOTHING_HAPPENED
@@ -419,12 +415,13 @@ class UnifiedCacheLinkerWrapper:
     def _give_up(self, report: ReportBuilder) -> None:
         """Go on without a store: fail what is pending, and only wait for its end."""
         report.detached = self._given_up = True
+        # First, so that nothing that was due begins in the room of what ends here.
+        self._offloads.clear()
         for operation in list(self._operations):
             self._decide(operation, Verdict.FAILED, report)
         report.ready.extend(lookup.request_id for lookup in self._requests.lookups)
         self._prober.clear()
         self._requests.clear()
-        self._offloads.clear()
         self._tree.detach_linker()
 
     # -- for people --------------------------------------------------------------------------------
