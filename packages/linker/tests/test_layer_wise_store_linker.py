@@ -701,7 +701,10 @@ def test_a_batch_that_is_late_goes_on_until_it_is_decided() -> None:
         assert world.loads() == []
         gate.open.set()
         world.idle()
-        assert world.loads() == landed(ticket)
+        # All its bytes are there now, and were not when a forward went on.
+        (late,) = world.loads()
+        assert (late.op, late.outcome, late.quiesced) == (ticket.op, Outcome.FAILED, True)
+        assert "too late" in late.why
         # A later batch has a deadline of its own, and nothing of the first to wait for.
         world.load(0, 2, at=4)
         world.start()

@@ -31,6 +31,45 @@ def test_a_task_runs_on_another_thread() -> None:
     executor.close()
 
 
+def test_where_no_thread_can_be_started_the_next_task_tries_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    executor = ThreadExecutor(num_threads=2)
+    started: list[threading.Thread] = []
+    start = threading.Thread.start
+
+    def start_one(thread: threading.Thread) -> None:
+        if started:
+            message = "can't start new thread"
+            raise RuntimeError(message)
+        started.append(thread)
+        start(thread)
+
+    refused, ran = threading.Event(), threading.Event()
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", start_one)
+        with pytest.raises(RuntimeError, match="new thread"):
+            executor.submit(refused.set)
+    executor.submit(ran.set)
+    assert ran.wait(10)
+    executor.close()
+    # Who was told that its task is not taken counts on that.
+    assert not refused.is_set()
+
+
+def test_close_after_no_thread_could_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    executor = ThreadExecutor()
+
+    def start(thread: threading.Thread) -> None:
+        message = f"can't start {thread.name}"
+        raise RuntimeError(message)
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    with pytest.raises(RuntimeError, match="can't start"):
+        executor.submit(lambda: None)
+    executor.close()
+
+
 def refuses(executor: ThreadExecutor) -> bool:
     try:
         executor.submit(lambda: None)

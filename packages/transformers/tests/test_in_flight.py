@@ -321,6 +321,38 @@ def test_an_abort_in_any_state_leaves_the_others_and_the_cache_as_they_were(
     assert at_rest(engine)
 
 
+@pytest.mark.parametrize("family", LAYERED)
+def test_another_may_insert_more_of_a_prompt_than_a_load_of_it_brings(
+    make: EngineMaker, request: pytest.FixtureRequest, family: str
+) -> None:
+    """One computes all of a prompt, of which another process stores the head meanwhile."""
+    model: CausalModel = request.getfixturevalue(family)
+    prompt = (*HEADS[0], 1)
+    met = False
+    for head_start in range(3, 9):
+        stores = MemoryStores()
+        engine = make(stores, of=model, settings=LAYER_WISE)
+        computes = engine.submit(prompt, R1, 4)
+        engine.iterate()
+        _until_lookups_are_answered(engine)
+        for _ in range(head_start):
+            engine.iterate()
+        _store(make, stores, model, (*HEADS[0][:48], 1))
+        loads = engine.submit(prompt, R2, 4)
+        engine.iterate()
+        _until_lookups_are_answered(engine)
+        while not loads.is_over:
+            ran_before = computes.is_over
+            engine.iterate()
+            met = met or (computes.is_over and not ran_before)
+        _answer_all(engine)
+        assert _is_as_alone(computes, model, prompt, 4)
+        assert _is_as_alone(loads, model, prompt, 4)
+        assert at_rest(engine)
+        engine.close()
+    assert met
+
+
 def test_the_one_whose_load_others_wait_for_can_go(
     make: EngineMaker, stores: MemoryStores, model: CausalModel
 ) -> None:

@@ -84,6 +84,8 @@ class FakeRequest:
     status: Status = Status.WAITING
     block_ids: list[int] = attrs.field(factory=list)
     num_external_tokens: int = 0
+    #: Tokens in front of the first block that an asynchronous load did not bring.
+    num_good: int = 1 << 30
     #: Tokens that forwards ran for it, those whose results were dropped included.
     num_run: int = 0
 
@@ -115,7 +117,12 @@ class Worker:
     """A share of the model, with its blocks."""
 
     def __init__(
-        self, index: int, num_blocks: int, store: PageStore, mode: LoadMode, layer_timeout_s: float
+        self,
+        index: int,
+        num_blocks: int,
+        store: PageStore,
+        mode: LoadMode,
+        settings: StoreLinkerSettings,
     ) -> None:
         self._index: Final = index
         self._kv: Final = [
@@ -126,7 +133,7 @@ class Worker:
             pools={PoolName.KV: pool},
             stores={PoolName.KV: store},
             copier=CpuCopier(),
-            settings=StoreLinkerSettings(layer_timeout_s=layer_timeout_s),
+            settings=settings,
         )
         self._connector: Final = WorkerSide(self.linker, _LAYERS, PAGE_SIZE, mode)
 
@@ -169,7 +176,7 @@ class FakeEngine:
         mode: LoadMode,
         *,
         num_blocks: int = 32,
-        layer_timeout_s: float = 10.0,
+        settings: StoreLinkerSettings | None = None,
     ) -> None:
         """Open the store of each worker, once for itself and once for the scheduler's lookups."""
         opened = [factory.open(layout(worker)) for worker, factory in enumerate(stores)]
@@ -180,7 +187,7 @@ class FakeEngine:
             shards=shards, page_size=PAGE_SIZE, executor=self._executor, mode=mode
         )
         self._workers: Final = [
-            Worker(index, num_blocks, store, mode, layer_timeout_s)
+            Worker(index, num_blocks, store, mode, settings or StoreLinkerSettings())
             for index, store in enumerate(opened)
         ]
         self.free_blocks: Final = list(range(num_blocks))
@@ -206,6 +213,11 @@ class FakeEngine:
         """Nothing is asked and nothing is being stored."""
         return not self._kept and all(one.status is Status.FINISHED for one in self._requests)
 
+    @property
+    def hangs(self) -> bool:
+        """Some worker's store does not return from a call."""
+        return any(worker.linker._hanging() is not None for worker in self._workers)
+
     def step(self) -> None:
         """Schedule, run, and look at the results."""
         for request in self._requests:
@@ -219,13 +231,12 @@ class FakeEngine:
         sent = _of_all(self._sent_by, [output.sent for output in outputs])
         received = _of_all(self._received_by, [output.received for output in outputs])
         for request in self._requests:
-            if request.request_id in received:
-                request.num_computed_tokens = request.num_external_tokens
-                request.status = Status.WAITING
             good = next((at for at, block in enumerate(request.block_ids) if block in broken), None)
+            if good is not None and request.status is not Status.RUNNING:
+                # It counts when the last worker has told of the load, which may be later.
+                request.num_good = min(request.num_good, good * PAGE_SIZE)
             if request.request_id in received:
-                if good is not None:
-                    request.num_computed_tokens = good * PAGE_SIZE
+                request.num_computed_tokens = min(request.num_external_tokens, request.num_good)
                 self._connector.update_state_after_alloc(request, _Blocks(request.block_ids), 0)
                 request.status = Status.RUNNING
             elif request in running:

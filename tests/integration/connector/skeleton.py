@@ -22,7 +22,7 @@ from radixlink_contracts import (
     PoolName,
     PoolTransfer,
 )
-from radixlink_contracts.errors import TransferTimeoutError
+from radixlink_contracts.errors import LinkError, TransferTimeoutError
 from radixlink_tree import hash_pages
 
 if TYPE_CHECKING:
@@ -289,7 +289,12 @@ class WorkerSide:
         assert self._metadata is not None, "metadata is bound first"
         for move in self._metadata.loads:
             ticket = self._ticket(move, self._loads)
-            if not self._linker.load(ticket, [self._transfer(move)], self._mode):
+            try:
+                accepted = self._linker.load(ticket, [self._transfer(move)], self._mode)
+            except LinkError:
+                # A store hangs: that costs a recompute.
+                accepted = False
+            if not accepted:
                 self._end(self._loads, ticket, failed=True)
         self._batch = self._linker.start_layer_wise_loading()
         self._counter.set_consumer(self._batch)
@@ -313,7 +318,11 @@ class WorkerSide:
         self._counter.set_consumer(None)
         for move in self._metadata.offloads:
             ticket = self._ticket(move, self._offloads)
-            if not self._linker.offload(ticket, [self._transfer(move)]):
+            try:
+                accepted = self._linker.offload(ticket, [self._transfer(move)])
+            except LinkError:
+                accepted = False
+            if not accepted:
                 self._end(self._offloads, ticket, failed=True)
         self._take_completions()
 

@@ -18,6 +18,7 @@ from tests.integration.connector.fake_vllm import (
 from tests.integration.connector.skeleton import page_keys
 
 from radixlink_contracts import LoadMode, PageBits
+from radixlink_linker import StoreLinkerSettings
 from radixlink_testing import InMemoryStoreFactory
 
 if TYPE_CHECKING:
@@ -118,12 +119,12 @@ class World:
         faults: Faults | None = None,
         *,
         num_blocks: int = 32,
-        layer_timeout_s: float = 10.0,
+        settings: StoreLinkerSettings | None = None,
     ) -> FakeEngine:
         """An engine whose last worker's store has faults."""
         stores: list[StoreFactory] = [self.stores] * (NUM_WORKERS - 1)
         stores.append(self.stores if faults is None else FaultyStores(self.stores, faults))
-        engine = FakeEngine(stores, mode, num_blocks=num_blocks, layer_timeout_s=layer_timeout_s)
+        engine = FakeEngine(stores, mode, num_blocks=num_blocks, settings=settings)
         self.engines.append(engine)
         return engine
 
@@ -213,7 +214,8 @@ def test_a_layer_that_comes_after_the_forward_went_on_counts_as_none(world: Worl
     _store(world, PROMPT)
     came = threading.Event()
     faults = Faults(before_read=lambda layer: layer == 1 and came.wait(20))
-    heir = world.engine(LoadMode.LAYER_WISE, faults, layer_timeout_s=0.05)
+    settings = StoreLinkerSettings(layer_timeout_s=0.05)
+    heir = world.engine(LoadMode.LAYER_WISE, faults, settings=settings)
     request = heir.add("r", PROMPT, 3)
     timer = threading.Timer(0.3, came.set)
     timer.start()
@@ -245,3 +247,23 @@ def test_blocks_are_not_used_again_before_every_worker_has_stored_them(
     _settle(heir)
     assert again.answer == answer_of(PROMPT, 2)
     assert again.num_run == 2
+
+
+def test_a_store_that_hangs_in_one_worker_costs_no_more_than_computing(
+    world: World, mode: LoadMode
+) -> None:
+    """Behind a call that hangs the linker refuses, by an exception, what is begun."""
+    _store(world, PROMPT)
+    faults = Faults()
+    faults.writable.clear()
+    settings = StoreLinkerSettings(hang_s=0.05)
+    engine = world.engine(mode, faults, num_blocks=64, settings=settings)
+    first = engine.add("first", OTHER, 2)
+    _until(engine, lambda: first.status is Status.FINISHED)
+    _until(engine, lambda: engine.hangs)
+    requests = [engine.add(f"{index}", PROMPT, 4) for index in range(3)]
+    _until(engine, lambda: all(one.status is Status.FINISHED for one in requests))
+    assert [one.answer for one in requests] == [answer_of(PROMPT, 4)] * 3
+    faults.writable.set()
+    _settle(engine)
+    assert len(engine.free_blocks) == 64

@@ -11,8 +11,12 @@ from tests.integration.linker.sequences import key_of
 from radixlink_contracts import ExternalMatch, MatchPrefixParams, RequestId
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from tests.integration.linker.conftest import MakeReplica
     from tests.integration.linker.rank import Rank
+
+    from radixlink_contracts import PoolTransfer, PoolTransferResult
 
 TOKENS = range(1, 9)
 """Four pages."""
@@ -98,6 +102,42 @@ def test_a_question_that_raises_is_a_miss_of_all_that_were_in_it(
     assert counters.lookup_errors == 3
     replica.ranks[-1].store.raising.clear()
     assert replica.ask("later", TOKENS).external is ExternalMatch.HIT
+
+
+@both
+@pytest.mark.parametrize("by_hand", [True, False], ids=["one by one", "together"])
+def test_an_answer_that_is_none_is_one_miss_and_leaves_the_executor_alone(
+    make_replica: MakeReplica, monkeypatch: pytest.MonkeyPatch, num_ranks: int, *, by_hand: bool
+) -> None:
+    replica = make_replica(num_ranks, by_hand=by_hand)
+    replica.store(TOKENS)
+    rank = replica.ranks[-1]
+    lookup = rank.linker.lookup
+
+    def answer(
+        request_id: RequestId, transfers: Sequence[PoolTransfer]
+    ) -> PoolTransferResult | None:
+        return None if request_id == "bad" else lookup(request_id, transfers)
+
+    monkeypatch.setattr(rank.linker, "lookup", answer)
+    if not by_hand:
+        monkeypatch.setattr(
+            rank.linker, "lookup_batch", lambda questions: [answer(*one) for one in questions]
+        )
+    rank.executor.held = True
+    replica.match("bad", TOKENS)
+    replica.match("good", TOKENS)
+    replica.launch()
+    replica.retire()
+    rank.executor.held = False
+    tasks, rank.executor._waiting = rank.executor._waiting, []
+    for task in tasks:
+        # What it let out would end the thread of an executor.
+        task()
+    replica.settle()
+    assert replica.match("bad", TOKENS).external is ExternalMatch.MISS
+    assert replica.match("good", TOKENS).external is ExternalMatch.HIT
+    assert "'NoneType' object has no attribute" in str(rank.cache.explain(RequestId("bad")))
 
 
 @both

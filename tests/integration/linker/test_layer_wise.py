@@ -400,6 +400,30 @@ def test_a_step_before_the_finish_may_tell_the_verdict(
     replica.retire()
 
 
+def test_a_step_before_the_finish_does_not_take_late_layers_for_landed(
+    make_replica: MakeReplica,
+) -> None:
+    """The forward went on without them, whatever came later: the load has failed, for every caller."""
+    replica = make_replica(2)
+    replica.store(TOKENS)
+    admit(replica, "a", TOKENS)
+    slow = replica.ranks[0]
+    never_in_time(slow)
+    slow.store.hanging.add("read")
+    batches = launch(replica)
+    assert slow.store.waiting.wait(10)
+    counter = of_store(slow)._counter
+    counter.set_consumer(batches[0])
+    counter.wait_until(0)
+    slow.store.gate.set()
+    replica.transfer()
+    assert replica.step().failed == ("a",)
+    assert finish(replica, batches) == StepReport()
+    assert forgotten(replica)
+    replica.retire()
+    assert in_use(replica) == 0
+
+
 def test_a_failure_that_a_step_told_is_not_waited_for(make_replica: MakeReplica) -> None:
     replica = make_replica(2)
     replica.store(TOKENS)

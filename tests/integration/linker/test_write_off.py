@@ -18,7 +18,7 @@ from radixlink_contracts import (
     RequestId,
     StepReport,
 )
-from radixlink_contracts.errors import ContractError, InvalidTransitionError
+from radixlink_contracts.errors import AgreementError, ContractError, InvalidTransitionError
 from radixlink_linker import LinkerSettings
 
 if TYPE_CHECKING:
@@ -276,6 +276,32 @@ def test_past_the_cap_all_ranks_go_on_without_a_store_from_the_same_step(
     assert replica.restore("again", range(801, 809)).landed == ("again",)
 
 
+def test_past_the_cap_nothing_begins_that_waited_for_its_turn(make_replica: MakeReplica) -> None:
+    """What is written off makes room in the frame, and an offload waits for that: it waits no more."""
+    replica = make_replica(
+        2, by_hand=True, num_pages=64, settings=settings(5, staged_percent=100, max_operations=3)
+    )
+    replica.store(TOKENS)
+    replica.store(SEQUENCES[0])
+    replica.ask("b", SEQUENCES[0])
+    operation = replica.queue("a", TOKENS).operation_id
+    replica.start()
+    fail(replica, operation, 1)
+    assert replica.step().failed == ("a",)
+    for _ in range(4):
+        assert replica.step() == StepReport()
+    assert isinstance(replica.load_back("b", SEQUENCES[0]), LoadWaiting)
+    replica.start()
+    replica.compute(SEQUENCES[1])
+    replica.compute(SEQUENCES[2])
+    assert len(replica.ranks[0].cache.holders().due_offloads) == 1
+    report = replica.step()
+    assert (report.detached, report.failed, report.num_offloads_failed) == (True, ("b",), 1)
+    assert replica.alike(lambda rank: rank.by_hand.calls.count("offload")) == 3
+    replica.settle()
+    replica.reset()
+
+
 def test_a_reset_after_the_cap_gives_all_back_and_stays_without_a_store(
     make_replica: MakeReplica,
 ) -> None:
@@ -291,6 +317,38 @@ def test_a_reset_after_the_cap_gives_all_back_and_stays_without_a_store(
     assert replica.match("b", TOKENS).external is ExternalMatch.NOT_ASKED
     replica.compute(TOKENS)
     assert replica.alike(lambda rank: rank.cache.num_outstanding) == 0
+
+
+def test_a_frame_past_the_cap_that_one_rank_alone_got_leaves_equal_ranks_behind_a_reset(
+    make_replica: MakeReplica, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replica = make_replica(2, by_hand=True, settings=settings(5))
+    replica.store(TOKENS)
+    operation = replica.queue("a", TOKENS).operation_id
+    replica.start()
+    fail(replica, operation, 1)
+    replica.step()
+    for _ in range(4):
+        assert replica.step() == StepReport()
+    late = replica.ranks[1].group
+    exchange = late.inner.all_and
+
+    def too_late(words: bytearray, timeout_s: float) -> None:
+        exchange(words, timeout_s)
+        message = "all_and: its end came behind the deadline"
+        raise AgreementError(message, by_rank={}, rank=1)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(late.inner, "all_and", too_late)
+        there, gone = replica.outcomes(lambda rank: rank.cache.step())
+    assert isinstance(there, StepReport)
+    assert there.detached
+    assert isinstance(gone, AgreementError)
+    replica.reset()
+    assert in_use(replica) == 0
+    assert replica.match("b", TOKENS).external is ExternalMatch.NOT_ASKED
+    replica.compute(TOKENS)
+    assert replica.settle() == StepReport()
 
 
 def test_a_request_that_goes_after_the_cap_is_nobodys_concern(make_replica: MakeReplica) -> None:

@@ -264,6 +264,8 @@ class UnifiedRadixCache(LinkedPrefixCache):
         self._slots.apply(self._tree.reset())
         self._slots.release_all()
         self._frames.renew()
+        if self._wrapper is not None:
+            self._wrapper.agree_after_reset()
 
     @override
     def release_host_resources(self) -> None:

@@ -114,6 +114,12 @@ class LayerDoneCounter(LayerCounter):
                 self._consumer = None
             return not found.missing
 
+    def in_time(self, batch: BatchIndex) -> bool:
+        """True while every forward that asked for a layer of the batch got it, or waits for it yet."""
+        with self._changed:
+            found = self._batches.get(batch)
+            return found is not None and not found.failed
+
     @override
     def reset(self) -> None:
         """Forget every batch, and let go who waits."""

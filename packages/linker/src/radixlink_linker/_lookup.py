@@ -94,8 +94,8 @@ class Lookup:
             result = linker.lookup(self.request_id, transfers)
         except Exception as error:  # noqa: BLE001 -- whatever a backend raises is this rank's miss
             self.fail(repr(error))
-        else:
-            self.told(transfers, result)
+            return
+        self.told(transfers, result)
 
     def prepare(self, components: ComponentTransfers) -> Sequence[PoolTransfer] | None:
         """Hash the tail, and say what is to be asked; None where that went wrong, which is a miss.
@@ -115,11 +115,16 @@ class Lookup:
 
     def told(self, transfers: Sequence[PoolTransfer], result: PoolTransferResult) -> None:
         """Take in what this rank's linker said of some transfers. Thread: any, once."""
-        answer = result.restorable_prefix_pages
-        if {len(answer), *map(len, result.found.values())} != {self.num_pages}:
+        try:
+            answer, found = result.restorable_prefix_pages, result.found
+            lengths = {len(answer), *map(len, found.values())}
+        except Exception as error:  # noqa: BLE001 -- a backend that says anything else is a miss too
+            self.fail(f"expected a PoolTransferResult, got {result!r}: {error!r}")
+            return
+        if lengths != {self.num_pages}:
             self.fail(f"expected an answer for {self.num_pages} pages, got {len(answer)}")
             return
-        self.asked, self.found = tuple(transfers), result.found
+        self.asked, self.found = tuple(transfers), found
         self.answer = answer
 
     def fail(self, error: str) -> None:

@@ -51,24 +51,28 @@ class ThreadExecutor(Executor):
         self._changed = threading.Condition()
         self._tasks: deque[Callable[[], None]] = deque()
         self._closed = False
-        self._threads = [
-            threading.Thread(target=self._work, name=f"{name}-{number}", daemon=True)
-            for number in range(num_threads)
-        ]
-        self._started = False
+        self._num_threads = num_threads
+        self._name = name
+        #: Those that were started.
+        self._threads: list[threading.Thread] = []
 
     @override
     def submit(self, task: Callable[[], None]) -> None:
-        """Run a task on one of the threads; see `Executor.submit`."""
+        """Run a task on one of the threads; see `Executor.submit`.
+
+        Raises:
+            RuntimeError: There can be no more threads; the task is not taken.
+        """
         with self._changed:
             if self._closed:
                 msg = "ThreadExecutor: expected an open executor, got a task after close"
                 raise InvalidTransitionError(msg, state="closed", event="submit")
+            while len(self._threads) < self._num_threads:
+                name = f"{self._name}-{len(self._threads)}"
+                thread = threading.Thread(target=self._work, name=name, daemon=True)
+                thread.start()
+                self._threads.append(thread)
             self._tasks.append(task)
-            if not self._started:
-                self._started = True
-                for thread in self._threads:
-                    thread.start()
             self._changed.notify()
 
     @override
@@ -78,10 +82,9 @@ class ThreadExecutor(Executor):
             self._closed = True
             self._tasks.clear()
             self._changed.notify_all()
-        if self._started:
-            deadline = time.monotonic() + self._close_timeout_s
-            for thread in self._threads:
-                thread.join(max(0.0, deadline - time.monotonic()))
+        deadline = time.monotonic() + self._close_timeout_s
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
 
     def _work(self) -> None:
         """Run tasks until the executor is closed."""

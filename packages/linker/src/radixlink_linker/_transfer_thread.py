@@ -28,8 +28,9 @@ from radixlink_linker._runtime import give_way
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from radixlink_contracts import Copier, Fence, LayerCounter
+    from radixlink_contracts import Copier, Fence
     from radixlink_linker._job_board import JobBoard
+    from radixlink_linker._layer_counter import LayerDoneCounter
     from radixlink_linker._page_mover import OpenRun
     from radixlink_linker._pool_stores import PoolStores
     from radixlink_linker._store_linker_counters import StoreLinkerTally
@@ -47,7 +48,7 @@ class TransferThread:
         board: JobBoard,
         stores: PoolStores,
         copier: Copier,
-        layers: LayerCounter,
+        layers: LayerDoneCounter,
         settings: StoreLinkerSettings,
         tally: StoreLinkerTally,
     ) -> None:
@@ -150,7 +151,11 @@ class TransferThread:
                             self._mover.load(job, run, layer_range)
             if layer == last:
                 # Who waits for the last layer asks next how each load ended.
+                in_time = self._layers.in_time(batch.index)
                 for job, runs in open_loads.items():
+                    if not in_time:
+                        self._fail(job, job.failed("a layer of its batch came too late"))
+                        continue
                     self._count_loaded(runs)
                     self._board.tell(job, Outcome.LANDED, quiesced=True)
             self._layers.complete(batch.index, layer)

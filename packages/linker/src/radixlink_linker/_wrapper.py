@@ -143,7 +143,6 @@ class UnifiedCacheLinkerWrapper:
         self._settings = settings
         self._requests = RequestTable(tree, settings)
         self._operations = OperationTable(frames, clock, settings, tree.page_size)
-        #: What loads hold.
         self._room = StagingRoom(tree, slots.sizes, settings.staged_percent)
         #: The pools that components' transfers name, in their order.
         self._pools = tuple(POOL_OF[kind] for kind in kinds)
@@ -152,15 +151,10 @@ class UnifiedCacheLinkerWrapper:
         self._written_off = WriteOffs(sizes, settings.written_off_percent)
         #: There are too many of those: no store any more; what is left only ends. Replicated.
         self._given_up = False
-        self._guarded = GuardedLinker(
-            linker,
-            self.counters,
-            stores=settings.stores(frames.group.rank, frames.group.size),
-        )
+        stores = settings.stores(frames.group.rank, frames.group.size)
+        self._guarded = GuardedLinker(linker, self.counters, stores=stores)
         breaker = Breaker(
-            clock,
-            patience_s=settings.lookup_timeout_s,
-            max_hanging=settings.max_hanging_lookups,
+            clock, patience_s=settings.lookup_timeout_s, max_hanging=settings.max_hanging_lookups
         )
         self._prober = Prober(linker, self._transfers, executor, breaker, self.counters)
         self._matcher = ExternalMatcher(
@@ -286,8 +280,6 @@ class UnifiedCacheLinkerWrapper:
 
     def _follow_lookups(self, agenda: Agenda, agreed: AgreedFrame, report: ReportBuilder) -> None:
         """Take in what a frame said of lookups."""
-        if not (agenda.asking or agenda.masks):
-            return
         for lookup, ready in zip(agenda.asking, agreed.ready, strict=True):
             lookup.agreed_ready = ready
         for (lookup, _), words in zip(agenda.masks, agreed.masks, strict=True):
@@ -301,10 +293,8 @@ class UnifiedCacheLinkerWrapper:
     def finish_loads(self, batch: BatchIndex | None) -> StepReport:
         """Decide the layer-wise loads that run; see `LinkedPrefixCache.finish_loads`."""
         self._frames.check()
-        in_time = True
-        if batch is not None:
-            # Also where a step decided all of its loads before: the linker has to forget it.
-            in_time = self._guarded.finish_loads(batch)
+        # Also where a step decided all of its loads before: the linker has to forget it.
+        in_time = batch is None or self._guarded.finish_loads(batch)
         running = [load for load in self._operations.running_loads() if not load.queued]
         if not running:
             return NOTHING_HAPPENED
@@ -454,16 +444,12 @@ class UnifiedCacheLinkerWrapper:
 
     def holders(self) -> Holders:
         """Who holds a lock, a slot or an operation; see `LinkedPrefixCache.holders`."""
+        step = self._operations.step
         return Holders(
-            operations=tuple(
-                status_of(operation, self._operations.step) for operation in self._operations
-            ),
+            operations=tuple(status_of(one, step) for one in self._operations),
             written_off=tuple(
-                WrittenOff(
-                    operation=status_of(operation, self._operations.step),
-                    ranks=self._written_off.ranks_of(operation),
-                )
-                for operation in self._written_off
+                WrittenOff(operation=status_of(one, step), ranks=self._written_off.ranks_of(one))
+                for one in self._written_off
             ),
             locks=locks_of(
                 self._tree.receipts(),
@@ -505,3 +491,13 @@ class UnifiedCacheLinkerWrapper:
                 elif isinstance(operation, TouchOperation):
                     self._touches.drop(operation)
             self._give_back(operation)
+
+    def agree_after_reset(self) -> None:
+        """A linker that was given up by a frame which not all ranks got is given up on all of them.
+
+        Raises:
+            AgreementError: Not all ranks came in time.
+        """
+        if self._frames.on_any_rank(self._given_up) and not self._given_up:
+            self._given_up = True
+            self._tree.detach_linker()
