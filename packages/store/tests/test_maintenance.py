@@ -410,6 +410,29 @@ def test_what_the_system_says_against_it_is_told_as_an_error_of_the_store(
         action(tmp_path)
 
 
+@pytest.mark.parametrize("action", [inspect, verify, clear])
+def test_directory_that_is_not_ours_alone_keeps_nobody_from_those_that_are(
+    open_store: OpenStore,
+    layout: PoolLayout,
+    tmp_path: Path,
+    action: Callable[[Path], list[Found]],
+) -> None:
+    put_in_files(tmp_path / "files", layout)
+    open_store(location=tmp_path / "memory").close()
+    others = tmp_path / "others"
+    others.mkdir()
+    for name in ("kv.0-of-1.segment", "a.pages"):
+        (others / name).touch()
+    others.chmod(0o777)
+    found = action(tmp_path)
+    unusable = [each for each in found if isinstance(each, Unreadable)]
+    assert [each.file for each in unusable] == [others, others]
+    assert all("others may write" in each.why for each in unusable)
+    assert len(found) == 4
+    with pytest.raises(BackendUnavailableError, match="others may write"):
+        action(others)
+
+
 def test_clearing_files_removes_ours_and_their_writer_goes_on(
     layout: PoolLayout, tmp_path: Path
 ) -> None:

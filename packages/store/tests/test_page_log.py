@@ -384,6 +384,13 @@ def test_disk_that_fails_is_tried_again_in_another_file(
     assert make_log().held(range(4)) == [0, 1, 2, 3]
 
 
+def test_directory_that_is_gone_is_told_as_that(make_log: MakeLog, files: Path) -> None:
+    log = make_log()
+    files.rmdir()
+    assert not log.put(0)
+    assert "the directory is gone" in log.told[0]
+
+
 def test_disk_that_cannot_be_read_is_a_miss_and_a_counter(
     make_log: MakeLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:

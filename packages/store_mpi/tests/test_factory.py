@@ -19,6 +19,7 @@ from radixlink_contracts.errors import (
 )
 from radixlink_store import TieredStore
 from radixlink_store_mpi import MpiStoreFactory, _window, mpi_stores
+from radixlink_store_mpi._collective import wait
 from radixlink_store_mpi._mpi import MPI
 from radixlink_testing import (
     SUITE_CAPACITY_BYTES,
@@ -122,6 +123,14 @@ def test_closing_closes_the_stores_and_their_files() -> None:
         store.contains(KEYS)
     with pytest.raises(StaleHandleError, match="was closed"):
         factory.open(SUITE_LAYOUT)
+
+
+@pytest.mark.parametrize("timeout_s", [0.01, float("nan")])
+def test_what_does_not_come_is_not_waited_for(timeout_s: float) -> None:
+    request = MPI.COMM_SELF.Irecv([bytearray(1), MPI.BYTE], 0, 7)
+    assert not wait(request, timeout_s)
+    request.Cancel()
+    request.Wait()
 
 
 def test_location_is_refused() -> None:

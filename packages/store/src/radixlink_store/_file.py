@@ -223,7 +223,8 @@ def creation_lock(directory: int, path: Path, timeout_s: float) -> Iterator[None
     try:
         deadline = time.monotonic() + timeout_s
         while not lock.try_lock(0):
-            if time.monotonic() >= deadline:
+            # Of a deadline that is no number this is true as well.
+            if not time.monotonic() < deadline:
                 raise BackendUnavailableError(
                     f"file store: expected the lock {path / _CREATION_LOCK} within {timeout_s} s, "
                     f"got none; another process is making a segment there: try again",

@@ -7,6 +7,7 @@ later. A try that goes through is told too, and all is as before.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 from typing import TYPE_CHECKING, Final
 
@@ -173,7 +174,12 @@ class LogAppender:
         """Write nothing for a while, and say so if it is news."""
         self._tally.add(write_failed=1)
         if self._paused_until is None:
-            what = "there is no room" if error.errno in NO_ROOM else "the disk fails"
+            if error.errno in NO_ROOM:
+                what = "there is no room"
+            elif error.errno == errno.EIO:
+                what = "the disk fails"
+            else:
+                what = "the directory is gone or may not be written"
             self._report(
                 f"{self._settings.path}: expected to write pages, got {error.strerror} (errno "
                 f"{error.errno}): {what}. Pages that are there are read as before, no others are "

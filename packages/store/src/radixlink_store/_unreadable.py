@@ -1,4 +1,4 @@
-"""A file that is named like one of ours and is none, as a value."""
+"""What is named like something of ours and is none, as a value."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Unreadable:
     """A file that is named like one of a store and cannot be read as one; it is left alone.
 
     Attributes:
-        file: The file.
+        file: The file; or the directory that has such files and cannot be used.
         why: What was expected of it, and what it is.
     """
 

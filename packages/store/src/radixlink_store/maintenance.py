@@ -12,11 +12,10 @@ is.
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
 import time
 from collections import Counter
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import attrs
 import numpy as np
@@ -43,7 +42,7 @@ from radixlink_store._tally import sum_of
 from radixlink_store._unreadable import Unreadable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from contextlib import AbstractContextManager
     from pathlib import Path
 
@@ -69,6 +68,8 @@ __all__ = [
 ]
 
 _TIMEOUT_S: Final = 30.0
+
+_Found = TypeVar("_Found")
 
 
 @attrs.frozen(kw_only=True)
@@ -160,9 +161,9 @@ def inspect(path: Path) -> list[SegmentStatus | LogStatus | Unreadable]:
         return [
             *(
                 found if isinstance(found, Unreadable) else _status(*found)
-                for found in _segments(segments)
+                for found in _segments(path, segments)
             ),
-            *itertools.chain.from_iterable(map(inspect_logs, logs)),
+            *_each(path, logs, inspect_logs),
         ]
 
 
@@ -179,9 +180,9 @@ def verify(path: Path) -> list[Verdict | LogVerdict | Unreadable]:
         return [
             *(
                 found if isinstance(found, Unreadable) else _scrub(*found[:2])
-                for found in _segments(segments)
+                for found in _segments(path, segments)
             ),
-            *itertools.chain.from_iterable(map(verify_logs, logs)),
+            *_each(path, logs, verify_logs),
         ]
 
 
@@ -196,9 +197,9 @@ def clear(path: Path) -> list[Cleared | ClearedLog | Unreadable]:
         return [
             *(
                 found if isinstance(found, Unreadable) else _clear(*found[:2])
-                for found in _segments(segments, locked=True)
+                for found in _segments(path, segments, locked=True)
             ),
-            *itertools.chain.from_iterable(map(clear_logs, logs)),
+            *_each(path, logs, clear_logs),
         ]
 
 
@@ -207,17 +208,42 @@ def _unusable(path: Path, action: str) -> AbstractContextManager[None]:
     return map_exceptions({OSError: lambda error: unavailable(path, action, error)})
 
 
+def _each(
+    path: Path,
+    directories: list[Path],
+    look: Callable[[Path], Iterator[_Found | Unreadable]],
+) -> Iterator[_Found | Unreadable]:
+    """What is found in each of some directories.
+
+    Args:
+        path: What was asked for. Another directory that cannot be used, such as somebody else's, is
+            told of and keeps nobody from the rest.
+        directories: Where to look.
+        look: Looks at one.
+
+    Raises:
+        BackendUnavailableError: The directory that was asked for cannot be used.
+    """
+    for directory in directories:
+        try:
+            yield from look(directory)
+        except BackendUnavailableError as error:
+            if directory == path:
+                raise
+            yield Unreadable(file=directory, why=str(error))
+
+
 def _segments(
-    directories: list[Path], *, locked: bool = False
+    path: Path, directories: list[Path], *, locked: bool = False
 ) -> Iterator[tuple[Path, Segment, Superblock] | Unreadable]:
     """Each segment of some directories, open until the next one is asked for.
 
     Args:
+        path: As `_each` says.
         directories: Where segments are.
         locked: Keep others from opening and making segments meanwhile.
     """
-    for directory in directories:
-        yield from _segments_in(directory, locked=locked)
+    yield from _each(path, directories, lambda directory: _segments_in(directory, locked=locked))
 
 
 def _segments_in(

@@ -32,7 +32,8 @@ def wait(request: MPI.Request, timeout_s: float) -> bool:
         spins += 1
         if spins < _SPINS:
             continue
-        if time.monotonic() >= deadline:
+        # Of a deadline that is no number this is true as well.
+        if not time.monotonic() < deadline:
             return False
         time.sleep(_POLL_S)
     return True
