@@ -265,7 +265,7 @@ class Namespace:
 
     def name_of(self, layout: PoolLayout, key: bytes) -> str:
         """What the object of a page is called."""
-        return f"{self.settings.namespace}/{layout.fingerprint.hex()}/{key.hex()}"
+        return f"{self.settings.namespace}/2/{layout.fingerprint.hex()}/{key.hex()}"
 
     def clear(self) -> None:
         """All pages go."""

@@ -28,7 +28,10 @@ if TYPE_CHECKING:
 
     from radixlink_contracts import PoolLayout
 
-_MAGIC: Final = b"RLPAGE02"
+FORMAT_VERSION: Final = 2
+"""Part of the names of objects: processes of two versions do not take each other's for damage."""
+
+_MAGIC: Final = b"RLPAGE%02d" % FORMAT_VERSION
 _FIELDS: Final = struct.Struct("<8sQQQ")
 _HEADER: Final = struct.Struct("<8sQQQQ")
 _TAG: Final = struct.Struct("<QQ48x")

@@ -34,7 +34,13 @@ import numpy as np
 from radixlink_contracts import PageBits, PageHandles
 from radixlink_contracts.errors import ContractError, StaleHandleError
 from radixlink_store_mooncake._codes import Code
-from radixlink_store_mooncake._object import HEADER_BYTES, TAG_BYTES, Header, generation_of
+from radixlink_store_mooncake._object import (
+    FORMAT_VERSION,
+    HEADER_BYTES,
+    TAG_BYTES,
+    Header,
+    generation_of,
+)
 from radixlink_store_mooncake.counters import MooncakeCounters
 from radixlink_store_mooncake.errors import UnansweredError
 
@@ -89,7 +95,7 @@ class MooncakePageStore:
         self._client: Final = client
         self._staging: Final = staging
         self._whole_pages: Final = whole_pages
-        self._prefix: Final = f"{namespace}/{page_format.fingerprint.hex()}/"
+        self._prefix: Final = f"{namespace}/{FORMAT_VERSION}/{page_format.fingerprint.hex()}/"
         self._writer: Final = os.getpid()
         self._mutex: Final = threading.Lock()
         self._counters = MooncakeCounters()
