@@ -17,7 +17,7 @@ from radixlink_contracts import (
     RequestId,
     StepReport,
 )
-from radixlink_contracts.errors import ContractError, InvalidTransitionError
+from radixlink_contracts.errors import AgreementError, ContractError, InvalidTransitionError
 from radixlink_linker import LinkerSettings
 
 if TYPE_CHECKING:
@@ -272,7 +272,7 @@ def test_past_the_cap_nothing_begins_that_waited_for_its_turn(make_replica: Make
     replica.reset()
 
 
-def test_a_reset_after_the_cap_gives_all_back_and_stays_without_a_store(
+def test_a_reset_after_the_cap_gives_all_back_and_the_store_too(
     make_replica: MakeReplica,
 ) -> None:
     replica = make_replica(2, by_hand=True, settings=settings(5))
@@ -284,9 +284,38 @@ def test_a_reset_after_the_cap_gives_all_back_and_stays_without_a_store(
     assert wait_for_it(replica).detached
     replica.reset()
     assert in_use(replica) == 0
-    assert replica.match("b", TOKENS).external is ExternalMatch.NOT_ASKED
-    replica.compute(TOKENS)
-    assert replica.alike(lambda rank: rank.cache.num_outstanding) == 0
+    assert replica.restore("b", TOKENS).landed == ("b",)
+    replica.store(SEQUENCES[0])
+
+
+def test_a_frame_past_the_cap_that_one_rank_alone_got_leaves_equal_ranks_behind_a_reset(
+    make_replica: MakeReplica, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replica = make_replica(2, by_hand=True, settings=settings(5))
+    replica.store(TOKENS)
+    operation = replica.queue("a", TOKENS).operation_id
+    replica.start()
+    fail(replica, operation, 1)
+    replica.step()
+    for _ in range(4):
+        assert replica.step() == StepReport()
+    late = replica.ranks[1].group
+    exchange = late.inner.all_and
+
+    def too_late(words: bytearray, timeout_s: float) -> None:
+        exchange(words, timeout_s)
+        message = "all_and: its end came behind the deadline"
+        raise AgreementError(message, by_rank={}, rank=1)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(late.inner, "all_and", too_late)
+        there, gone = replica.outcomes(lambda rank: rank.cache.step())
+    assert isinstance(there, StepReport)
+    assert there.detached
+    assert isinstance(gone, AgreementError)
+    replica.reset()
+    assert in_use(replica) == 0
+    assert replica.restore("b", TOKENS).landed == ("b",)
 
 
 def test_a_request_that_goes_after_the_cap_is_nobodys_concern(make_replica: MakeReplica) -> None:

@@ -263,6 +263,8 @@ class UnifiedRadixCache(LinkedPrefixCache):
             self._wrapper.drop_everything()
         self._slots.apply(self._tree.reset())
         self._slots.release_all()
+        if self._wrapper is not None:
+            self._wrapper.begin_again()
         self._frames.renew()
 
     @override

@@ -143,7 +143,6 @@ class UnifiedCacheLinkerWrapper:
         self._settings = settings
         self._requests = RequestTable(tree, settings)
         self._operations = OperationTable(frames, clock, settings, tree.page_size)
-        #: What loads hold.
         self._room = StagingRoom(tree, slots.sizes, settings.staged_percent)
         #: The pools that components' transfers name, in their order.
         self._pools = tuple(POOL_OF[kind] for kind in kinds)
@@ -152,15 +151,10 @@ class UnifiedCacheLinkerWrapper:
         self._written_off = WriteOffs(sizes, settings.written_off_percent)
         #: There are too many of those: no store any more; what is left only ends. Replicated.
         self._given_up = False
-        self._guarded = GuardedLinker(
-            linker,
-            self.counters,
-            stores=settings.stores(frames.group.rank, frames.group.size),
-        )
+        stores = settings.stores(frames.group.rank, frames.group.size)
+        self._guarded = GuardedLinker(linker, self.counters, stores=stores)
         breaker = Breaker(
-            clock,
-            patience_s=settings.lookup_timeout_s,
-            max_hanging=settings.max_hanging_lookups,
+            clock, patience_s=settings.lookup_timeout_s, max_hanging=settings.max_hanging_lookups
         )
         self._prober = Prober(linker, self._transfers, executor, breaker, self.counters)
         self._matcher = ExternalMatcher(
@@ -199,10 +193,13 @@ class UnifiedCacheLinkerWrapper:
             max_touches=settings.max_touches,
             counters=self.counters,
         )
-        tree.attach_linker(
-            backup_threshold=settings.backup_threshold,
-            touch_after=settings.touch_after_uses if self._guarded.touches else None,
-        )
+        self._attach_tree()
+
+    def _attach_tree(self) -> None:
+        """The tree offers its nodes, and says which are hot where there is somebody to touch them."""
+        settings = self._settings
+        after = settings.touch_after_uses if self._guarded.touches else None
+        self._tree.attach_linker(backup_threshold=settings.backup_threshold, touch_after=after)
 
     @property
     def num_outstanding(self) -> int:
@@ -447,16 +444,12 @@ class UnifiedCacheLinkerWrapper:
 
     def holders(self) -> Holders:
         """Who holds a lock, a slot or an operation; see `LinkedPrefixCache.holders`."""
+        step = self._operations.step
         return Holders(
-            operations=tuple(
-                status_of(operation, self._operations.step) for operation in self._operations
-            ),
+            operations=tuple(status_of(one, step) for one in self._operations),
             written_off=tuple(
-                WrittenOff(
-                    operation=status_of(operation, self._operations.step),
-                    ranks=self._written_off.ranks_of(operation),
-                )
-                for operation in self._written_off
+                WrittenOff(operation=status_of(one, step), ranks=self._written_off.ranks_of(one))
+                for one in self._written_off
             ),
             locks=locks_of(
                 self._tree.receipts(),
@@ -498,3 +491,9 @@ class UnifiedCacheLinkerWrapper:
                 elif isinstance(operation, TouchOperation):
                     self._touches.drop(operation)
             self._give_back(operation)
+
+    def begin_again(self) -> None:
+        """Behind a reset all ranks serve alike: not all may have got the frame that gave a linker up."""
+        if self._given_up:
+            self._given_up = False
+            self._attach_tree()
