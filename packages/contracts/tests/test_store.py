@@ -17,6 +17,7 @@ from radixlink_contracts import (
     PoolLayout,
     PoolName,
     Shard,
+    StoreConfig,
 )
 from radixlink_contracts.errors import ContractError
 
@@ -162,6 +163,18 @@ def test_a_shard_is_one_of_its_count(index: int, count: int) -> None:
 def test_a_layout_has_bytes_in_every_range(range_bytes: tuple[int, ...]) -> None:
     with pytest.raises(ContractError, match="layer ranges of at least 1 byte"):
         attrs.evolve(LAYOUT, range_bytes=range_bytes)
+
+
+@pytest.mark.parametrize("timeout_s", [float("nan"), float("inf"), -0.1])
+def test_opening_a_store_has_a_deadline(timeout_s: float) -> None:
+    with pytest.raises(ContractError, match=f"finite timeout_s of at least 0, got {timeout_s}"):
+        StoreConfig(timeout_s=timeout_s)
+
+
+@pytest.mark.parametrize("size", ["capacity_bytes", "persistent_bytes"])
+def test_a_store_has_no_less_room_than_none(size: str) -> None:
+    with pytest.raises(ContractError, match=f"{size}=-1"):
+        StoreConfig(**{size: -1})  # type: ignore[arg-type]
 
 
 def test_a_page_is_the_sum_of_its_ranges() -> None:

@@ -448,3 +448,20 @@ def test_after_a_reset_nothing_of_before_is_answered(rank: Rank) -> None:
     assert rank.bridge.start_layer_wise_loading() == NO_BATCH
     assert rank.offload([3], 7)
     assert rank.bridge.num_completed_offloads() == 0
+
+
+def test_where_no_thread_can_be_had_for_a_lookup_it_is_a_miss(
+    rank: Rank, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert rank.offload([0, 1], 7)
+    assert lookup(rank, [0, 1]) == [1, 2]
+
+    def submit(task: Callable[[], None]) -> None:
+        message = "can't start new thread"
+        raise RuntimeError(message)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(rank.executor, "submit", submit)
+        assert lookup(rank, [0, 1]) == []
+    # It says nothing of the store.
+    assert lookup(rank, [0, 1]) == [1, 2]

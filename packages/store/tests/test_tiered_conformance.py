@@ -140,6 +140,8 @@ class TestFilesBehindAnotherStore(PageStoreTests):
 
 
 class TieredMachine(PageStoreMachine):
+    pages_move = True
+
     @override
     def make_place(self) -> StorePlace:
         return TieredPlace(Path(tempfile.mkdtemp(prefix="radixlink-test-")))

@@ -302,7 +302,7 @@ def test_past_the_cap_nothing_begins_that_waited_for_its_turn(make_replica: Make
     replica.reset()
 
 
-def test_a_reset_after_the_cap_gives_all_back_and_stays_without_a_store(
+def test_a_reset_after_the_cap_gives_all_back_and_the_store_too(
     make_replica: MakeReplica,
 ) -> None:
     replica = make_replica(2, by_hand=True, settings=settings(5))
@@ -314,9 +314,8 @@ def test_a_reset_after_the_cap_gives_all_back_and_stays_without_a_store(
     assert wait_for_it(replica).detached
     replica.reset()
     assert in_use(replica) == 0
-    assert replica.match("b", TOKENS).external is ExternalMatch.NOT_ASKED
-    replica.compute(TOKENS)
-    assert replica.alike(lambda rank: rank.cache.num_outstanding) == 0
+    assert replica.restore("b", TOKENS).landed == ("b",)
+    replica.store(SEQUENCES[0])
 
 
 def test_a_frame_past_the_cap_that_one_rank_alone_got_leaves_equal_ranks_behind_a_reset(
@@ -346,9 +345,7 @@ def test_a_frame_past_the_cap_that_one_rank_alone_got_leaves_equal_ranks_behind_
     assert isinstance(gone, AgreementError)
     replica.reset()
     assert in_use(replica) == 0
-    assert replica.match("b", TOKENS).external is ExternalMatch.NOT_ASKED
-    replica.compute(TOKENS)
-    assert replica.settle() == StepReport()
+    assert replica.restore("b", TOKENS).landed == ("b",)
 
 
 def test_a_request_that_goes_after_the_cap_is_nobodys_concern(make_replica: MakeReplica) -> None:

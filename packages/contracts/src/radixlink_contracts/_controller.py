@@ -87,7 +87,7 @@ class StepReport:
         num_offloads_stored: Offloads that every rank confirmed.
         num_offloads_failed: Offloads that some rank did not.
         detached: Too many slots are held by ranks that never let go of them, so the cache goes on without its store:
-            what was on its way has failed, matches ask no more. `detach` takes the linker off for good.
+            what was on its way has failed, matches ask no more, until `reset` by all ranks.
     """
 
     landed: tuple[RequestId, ...] = ()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from array import array
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
@@ -275,6 +276,18 @@ class StoreConfig:
     timeout_s: float = 30.0
     persistent_path: str = ""
     persistent_bytes: int = 0
+
+    def __attrs_post_init__(self) -> None:
+        """Refuse a time that never ends or is none, and less room than none."""
+        if not 0 <= self.timeout_s < math.inf:
+            msg = f"StoreConfig: expected a finite timeout_s of at least 0, got {self.timeout_s}"
+            raise ContractError(msg)
+        if self.capacity_bytes < 0 or self.persistent_bytes < 0:
+            msg = (
+                f"StoreConfig: expected sizes of at least 0, got capacity_bytes={self.capacity_bytes} and "
+                f"persistent_bytes={self.persistent_bytes}"
+            )
+            raise ContractError(msg)
 
 
 class StoreFactory(Protocol):

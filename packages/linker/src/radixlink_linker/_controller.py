@@ -263,9 +263,9 @@ class UnifiedRadixCache(LinkedPrefixCache):
             self._wrapper.drop_everything()
         self._slots.apply(self._tree.reset())
         self._slots.release_all()
-        self._frames.renew()
         if self._wrapper is not None:
-            self._wrapper.agree_after_reset()
+            self._wrapper.begin_again()
+        self._frames.renew()
 
     @override
     def release_host_resources(self) -> None:

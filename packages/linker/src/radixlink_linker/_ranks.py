@@ -81,18 +81,6 @@ class FrameExchange:
             msg = f"attach: expected the same settings on all ranks, got {by_rank}"
             raise AgreementError(msg, by_rank=by_rank, rank=self.group.rank)
 
-    def on_any_rank(self, mine: bool) -> bool:  # noqa: FBT001 -- it is the value
-        """True where some rank says so.
-
-        Raises:
-            AgreementError: Not all ranks came in time.
-
-        Cost: one collective; none in a group of one.
-        """
-        if self.alone:
-            return mine
-        return b"1" in self.group.all_gather(b"1" if mine else b"0", self._settings.step_timeout_s)
-
     def exchange(
         self, kind: FrameKind, agenda: Agenda, facts: Sequence[int], now: float
     ) -> AgreedFrame:

@@ -193,10 +193,13 @@ class UnifiedCacheLinkerWrapper:
             max_touches=settings.max_touches,
             counters=self.counters,
         )
-        tree.attach_linker(
-            backup_threshold=settings.backup_threshold,
-            touch_after=settings.touch_after_uses if self._guarded.touches else None,
-        )
+        self._attach_tree()
+
+    def _attach_tree(self) -> None:
+        """The tree offers its nodes, and says which are hot where there is somebody to touch them."""
+        settings = self._settings
+        after = settings.touch_after_uses if self._guarded.touches else None
+        self._tree.attach_linker(backup_threshold=settings.backup_threshold, touch_after=after)
 
     @property
     def num_outstanding(self) -> int:
@@ -492,12 +495,8 @@ class UnifiedCacheLinkerWrapper:
                     self._touches.drop(operation)
             self._give_back(operation)
 
-    def agree_after_reset(self) -> None:
-        """A linker that was given up by a frame which not all ranks got is given up on all of them.
-
-        Raises:
-            AgreementError: Not all ranks came in time.
-        """
-        if self._frames.on_any_rank(self._given_up) and not self._given_up:
-            self._given_up = True
-            self._tree.detach_linker()
+    def begin_again(self) -> None:
+        """Behind a reset all ranks serve alike: not all may have got the frame that gave a linker up."""
+        if self._given_up:
+            self._given_up = False
+            self._attach_tree()

@@ -72,7 +72,10 @@ class TimedLookups:
                 answer.why = f"{type(error).__name__}: {error}"
             answer.told.set()
 
-        self._executor.submit(look_up)
+        try:
+            self._executor.submit(look_up)
+        except Exception as error:  # noqa: BLE001 -- no thread can be had: likewise
+            return LookupFailed(f"{type(error).__name__}: {error}")
         if not answer.told.wait(self._timeout_s):
             return LookupFailed(f"no answer within {self._timeout_s} s", late=True)
         return LookupFailed(answer.why) if answer.result is None else answer.result

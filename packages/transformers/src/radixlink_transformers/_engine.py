@@ -179,7 +179,8 @@ class TransformersEngine:
             request_id: Of no other request in flight.
             max_new_tokens: At least 1.
             eos_ids: Tokens that end the answer.
-            on_progress: Is called within `iterate`; it must not call this engine.
+            on_progress: Is called within `iterate`; it must not call this engine. What it raises ends
+                the request, so with several ranks it must not raise on some of them alone.
 
         Returns:
             How the request stands. What it failed with is a value there: one request's failure,
