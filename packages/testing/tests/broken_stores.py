@@ -27,7 +27,7 @@ from radixlink_testing import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from typing_extensions import Buffer
 
@@ -639,6 +639,10 @@ class OpensOnce(_Factory):
 class PublishesTooEarly(Working):
     """A page is there before its bytes are."""
 
+    #: How long its bytes take: long for one call and short for the next, so that who came later reads
+    #: first.
+    _delays_s: ClassVar[Iterator[float]] = itertools.cycle((0.01, 0.001))
+
     @override
     def put(self, keys: PageKeys, parts: Sequence[Buffer]) -> PageBits:
         pool = self._opened()
@@ -652,7 +656,7 @@ class PublishesTooEarly(Working):
                 key: attrs.evolve(page, ranges=ranges, checksums=sums) for key, page in new.items()
             }
             pool.pages.update(empty)
-        time.sleep(0.001)
+        time.sleep(next(self._delays_s))
         with pool.mutex:
             for key, page in new.items():
                 if pool.pages.get(key) is empty[key]:
