@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
+from contextlib import contextmanager
 from itertools import count
 from typing import TYPE_CHECKING, Final, cast
 
@@ -58,6 +59,8 @@ class LayerDoneCounter(LayerCounter):
         #: Guards all below, and tells who waits of layers.
         self._changed: Final = threading.Condition()
         self._batches: dict[BatchIndex, _Batch] = {}
+        #: Batches that were finished without some layer and that may land yet.
+        self._late: set[BatchIndex] = set()
         self._consumer: BatchIndex | None = None
 
     @override
@@ -110,15 +113,25 @@ class LayerDoneCounter(LayerCounter):
                 return True
             self._wait(found, lambda: not found.missing)
             self._batches.pop(batch, None)
+            if found.missing:
+                self._late.add(batch)
             if self._consumer == batch:
                 self._consumer = None
             return not found.missing
 
-    def in_time(self, batch: BatchIndex) -> bool:
-        """True while every forward that asked for a layer of the batch got it, or waits for it yet."""
+    @contextmanager
+    def landing(self, batch: BatchIndex, layer: int) -> Iterator[bool]:
+        """A layer lands when the caller leaves; until then no forward gives it up, nor goes on.
+
+        Yields:
+            False where a forward went on without some layer of the batch.
+        """
         with self._changed:
             found = self._batches.get(batch)
-            return found is not None and not found.failed
+            went_on = batch in self._late if found is None else found.failed
+            self._late.discard(batch)
+            yield not went_on
+            self.complete(batch, layer)
 
     @override
     def reset(self) -> None:
@@ -127,6 +140,7 @@ class LayerDoneCounter(LayerCounter):
             for batch in self._batches.values():
                 batch.failed = True
             self._batches.clear()
+            self._late.clear()
             self._consumer = None
             self._changed.notify_all()
 

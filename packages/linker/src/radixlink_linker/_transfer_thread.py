@@ -149,16 +149,16 @@ class TransferThread:
                     for run in runs:
                         for layer_range in run.ranges_of(layer):
                             self._mover.load(job, run, layer_range)
-            if layer == last:
-                # Who waits for the last layer asks next how each load ended.
-                in_time = self._layers.in_time(batch.index)
-                for job, runs in open_loads.items():
+            if layer < last:
+                self._layers.complete(batch.index, layer)
+        # Who waits for the last layer asks next how each load ended.
+        with self._layers.landing(batch.index, last) as in_time:
+            for job, runs in list(open_loads.items()):
+                with self._failing_alone(job, open_loads):
                     if not in_time:
-                        self._fail(job, job.failed("a layer of its batch came too late"))
-                        continue
+                        raise job.failed("a layer of its batch came too late")
                     self._count_loaded(runs)
                     self._board.tell(job, Outcome.LANDED, quiesced=True)
-            self._layers.complete(batch.index, layer)
 
     @contextmanager
     def _failing_alone(self, job: Job, open_loads: dict[Job, list[OpenRun]]) -> Iterator[None]:
