@@ -387,7 +387,10 @@ class Replica:
             self.referee.breach(Rule.RECEIPTS, f"reset failed {_RESETS} times")
         self.operations.forget_all()
         self.step_number = 0
+        # A store that was given up serves again, on all ranks.
+        self.given_up = False
         for rank in self.ranks:
+            rank.watch.given_up = False
             rank.watch.step = 0
         self.check_empty("reset")
 
