@@ -44,6 +44,9 @@ if TYPE_CHECKING:
     )
     from radixlink_sglang._pools import EnginePools
 
+_LOOKUP_THREADS: Final = 4
+"""Lookups come one at a time; each that never returns keeps one of these."""
+
 SUPPORTED_SGLANG: Final = "0.5.23"
 """The release whose interface this serves; its post-releases have the same."""
 
@@ -52,7 +55,7 @@ class RadixlinkLinker(UnifiedCacheLinker):  # type: ignore[misc]  # SGLang is no
     """A linker of SGLang over any radixlink store.
 
     Ranks: one for each; SGLang's wrapper agrees with the others.
-    Thread: the scheduler's. Owns two threads, one for lookups and one for bytes.
+    Thread: the scheduler's. Owns threads for lookups and one for bytes.
     Errors: SGLang does not start where the constructor raises. Later only a copy that does not end
         is an error; whatever else goes wrong is a miss or a verdict.
     """
@@ -103,6 +106,8 @@ class RadixlinkLinker(UnifiedCacheLinker):  # type: ignore[misc]  # SGLang is no
                     copy_timeout_s=config.copy_timeout_s,
                     layer_timeout_s=config.load_timeout_s,
                     quiesce_timeout_s=config.quiesce_timeout_s,
+                    # A call that is slow, and not too slow for its batch, fails nobody behind it.
+                    hang_s=config.load_timeout_s,
                 ),
             )
         except BaseException:
@@ -111,7 +116,7 @@ class RadixlinkLinker(UnifiedCacheLinker):  # type: ignore[misc]  # SGLang is no
         #: SGLang reads these two.
         self.layer_done_counter = LayerGate(linker.layer_done_counter, pools.group.num_layers)
         self.pools = {EnginePoolName(name.value): pools.group.pool(name) for name in linker.pools}
-        self._executor = ThreadExecutor()
+        self._executor = ThreadExecutor(num_threads=_LOOKUP_THREADS)
         self._linker = linker
         self._bridge = Bridge(
             linker=linker,
