@@ -67,7 +67,8 @@ def test_a_gloo_rank_whose_process_ends_is_named(spawn: Spawn, lost: int, fault:
     job = Job.of(2, spawn(PROGRAM, 2, "gloo", f"{lost}", fault, timeout_s=JOB_S))
     check_others_were_told(job, lost, fault)
     assert job.statuses[1 - lost] == 0, job.log
-    assert job.statuses[lost] == (-9 if fault == "dies" else 1), job.log
+    # A thread of gloo that still runs when its process exits aborts it, now and then.
+    assert job.statuses[lost] in ({-9} if fault == "dies" else {1, -6}), job.log
 
 
 def test_an_mpi_rank_that_dies_is_named_where_mpi_tolerates_faults(mpirun: Mpirun) -> None:
