@@ -47,6 +47,7 @@ from radixlink_contracts import (
     RequestId,
 )
 from radixlink_linker import DeviceSlots, LinkerSettings, MonotonicClock, UnifiedRadixCache
+from radixlink_linker._runtime import give_way
 from radixlink_pools import CpuCopier, DevicePoolEntry, PagedAllocator
 from radixlink_testing import InMemoryStoreFactory
 from radixlink_testing.linkers import InlineExecutor, SyncLinker
@@ -299,7 +300,7 @@ class Bench:
 
         def hash_on() -> None:
             while not over.is_set():
-                hash_pages(None, tokens, PAGE_SIZE)
+                hash_pages(None, tokens, PAGE_SIZE, give_way)
 
         def pause_and_step() -> None:
             # Whoever lets the interpreter go has to get it back from the other thread.
