@@ -32,16 +32,34 @@ class SlotObserver:
         """Slot i of the one is beside slot i of the other; pairs that either was part of ended."""
 
 
-class WatchedAllocator(SlotAllocator):
-    """Another allocator, of one pool."""
+class _Dealt:
+    """What of one pool is dealt out, told to an observer."""
 
-    def __init__(self, inner: SlotAllocator, pool: PoolName, observer: SlotObserver) -> None:
-        """Watch `inner`, which deals out the slots of `pool`."""
-        self._inner = inner
+    def __init__(self, pool: PoolName, observer: SlotObserver) -> None:
+        """Nothing is."""
         self._pool = pool
         self._observer = observer
         #: Slots that are dealt out.
         self.in_use: set[int] = set()
+
+    def taken(self, slots: list[int]) -> None:
+        """Somebody has these."""
+        self.in_use.update(slots)
+        self._observer.taken(self._pool, slots)
+
+    def given_back(self, slots: list[int]) -> None:
+        """Nobody has these any more."""
+        self.in_use.difference_update(slots)
+        self._observer.given_back(self._pool, slots)
+
+
+class WatchedAllocator(_Dealt, SlotAllocator):
+    """Another allocator, of one pool."""
+
+    def __init__(self, inner: SlotAllocator, pool: PoolName, observer: SlotObserver) -> None:
+        """Watch `inner`, which deals out the slots of `pool`."""
+        super().__init__(pool, observer)
+        self._inner = inner
 
     @property
     @override
@@ -75,16 +93,6 @@ class WatchedAllocator(SlotAllocator):
         slots = indices.tolist()
         self._inner.free(indices)
         self.given_back(slots)
-
-    def taken(self, slots: list[int]) -> None:
-        """Somebody has these."""
-        self.in_use.update(slots)
-        self._observer.taken(self._pool, slots)
-
-    def given_back(self, slots: list[int]) -> None:
-        """Nobody has these any more."""
-        self.in_use.difference_update(slots)
-        self._observer.given_back(self._pool, slots)
 
 
 class WatchedPair(PairedAllocator):
@@ -176,15 +184,13 @@ class WatchedPair(PairedAllocator):
         return [slot for slot in partners if slot >= 0]
 
 
-class WatchedStates(StateAllocator):
+class WatchedStates(_Dealt, StateAllocator):
     """Another pool of states."""
 
     def __init__(self, inner: StateAllocator, observer: SlotObserver) -> None:
         """Watch `inner`."""
+        super().__init__(PoolName.MAMBA, observer)
         self._inner = inner
-        self._observer = observer
-        #: Slots that are dealt out.
-        self.in_use: set[int] = set()
 
     @property
     @override
@@ -203,13 +209,11 @@ class WatchedStates(StateAllocator):
         """Take one; see `StateAllocator.alloc`."""
         slot = self._inner.alloc()
         if slot is not None:
-            self.in_use.add(slot)
-            self._observer.taken(PoolName.MAMBA, [slot])
+            self.taken([slot])
         return slot
 
     @override
     def free(self, slot: int) -> None:
         """Give one back; see `StateAllocator.free`."""
         self._inner.free(slot)
-        self.in_use.discard(slot)
-        self._observer.given_back(PoolName.MAMBA, [slot])
+        self.given_back([slot])
