@@ -104,9 +104,14 @@ def mpirun() -> Mpirun:
         program = [sys.executable, "-m", "mpi4py", str(script), *args]
         command = [launcher, *tolerance, "-n", str(ranks), *program]
         # A rank that is killed leaves its shared memory behind: 16 MiB in /dev/shm, unless elsewhere.
-        with tempfile.TemporaryDirectory(dir=SHARED_MEMORY) as backing:
-            backed = {"OMPI_MCA_btl_sm_backing_directory": backing}
-            environment = QUIET_ENVIRONMENT | os.environ | backed | _path()
+        # A launcher that is killed leaves its session, and the next one that gets its process id
+        # does not start ("listener thread failed to start"), unless each has a place of its own.
+        with tempfile.TemporaryDirectory(dir=SHARED_MEMORY) as place:
+            placed = {
+                "OMPI_MCA_btl_sm_backing_directory": place,
+                "PRTE_MCA_prte_tmpdir_base": place,
+            }
+            environment = QUIET_ENVIRONMENT | os.environ | placed | _path()
             before = set(Path("/dev/shm").glob(LEFT_BY_MPICH))
             try:
                 return _run_all([command], [environment], timeout_s)[0]

@@ -89,5 +89,10 @@ def test_the_users_own_mpi_settings_win(monkeypatch: pytest.MonkeyPatch, tmp_pat
     assert environment["OMPI_MCA_osc"] == "^ucx"
 
 
+def test_a_job_leaves_its_session_in_its_own_place(tmp_path: Path) -> None:
+    environment = mpi_environment(num_threads=1, backing=tmp_path)
+    assert environment["PRTE_MCA_prte_tmpdir_base"] == str(tmp_path)
+
+
 def test_replicas_are_offline() -> None:
     assert replica_environment(num_threads=2)["HF_HUB_OFFLINE"] == "1"

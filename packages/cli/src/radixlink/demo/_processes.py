@@ -146,10 +146,15 @@ def mpi_environment(num_threads: int, backing: Path) -> dict[str, str]:
 
     Args:
         num_threads: Of each rank.
-        backing: Where ranks put what they share.
+        backing: Where ranks put what they share and the launcher its session. Of this job alone: a
+            launcher that was killed leaves its session, and the next one that gets its process id
+            would not start beside it.
     """
-    shared = {"OMPI_MCA_btl_sm_backing_directory": str(backing)}
-    return {**_QUIET_MPI, **shared, **replica_environment(num_threads)}
+    places = {
+        "OMPI_MCA_btl_sm_backing_directory": str(backing),
+        "PRTE_MCA_prte_tmpdir_base": str(backing),
+    }
+    return {**_QUIET_MPI, **places, **replica_environment(num_threads)}
 
 
 def mpirun() -> str:

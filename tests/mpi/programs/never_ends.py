@@ -1,0 +1,5 @@
+"""A rank that waits until somebody kills it."""
+
+import signal
+
+signal.pause()
