@@ -31,11 +31,6 @@ _ID_BITS: Final = 40
 _ID_MASK: Final = (1 << _ID_BITS) - 1
 
 
-def _unpacked(entry: int) -> tuple[NodeId, int]:
-    """The node and the value of an entry."""
-    return cast("NodeId", entry & _ID_MASK), entry >> _ID_BITS
-
-
 class EvictionQueue:
     """The unlocked leaves, the least valuable first; ties by node id, the same on all ranks."""
 
@@ -97,11 +92,13 @@ class EvictionQueue:
 
     def entries(self) -> dict[NodeId, int]:
         """The value of each node that has a valid entry."""
-        return {
-            node_id: value
-            for node_id, value in (_unpacked(entry) for entry in self._heap)
-            if node_id in self._nodes and value == self._nodes[node_id].queued
-        }
+        nodes = self._nodes
+        valid: dict[NodeId, int] = {}
+        for entry in self._heap:
+            node = nodes.get(cast("NodeId", entry & _ID_MASK))
+            if node is not None and node.queued == entry >> _ID_BITS:
+                valid[node.node_id] = node.queued
+        return valid
 
     def value_of(self, node: Node) -> int:
         """What a node is worth now."""

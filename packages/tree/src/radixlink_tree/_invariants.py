@@ -6,16 +6,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import torch
+
 from radixlink_contracts.errors import ContractError
 from radixlink_tree._hashing import TOKEN_BYTES, framed_namespace
 from radixlink_tree._node import NO_CHILDREN
-from radixlink_tree._policies import standings_agree
+from radixlink_tree._policies import KEEPS_STANDING, standings_agree
+from radixlink_tree._structure import no_indices
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
+    from radixlink_contracts import NodeId
     from radixlink_tree._core import UnifiedTreeCore
-    from radixlink_tree._node import Node
+    from radixlink_tree._mamba import States
+    from radixlink_tree._node import Node, StoreMarks
+    from radixlink_tree._swa import Windows
 
 
 def check_invariants(tree: UnifiedTreeCore) -> None:
@@ -32,190 +36,248 @@ def check_invariants(tree: UnifiedTreeCore) -> None:
         ids = [node.node_id for node in NO_CHILDREN.values()]
         msg = f"tree invariants broken: nodes {ids} are children of every leaf"
         raise ContractError(msg)
-    faults = [fault for node in _all_nodes(tree) for fault in _node_faults(tree, node)]
-    faults += _ledger_faults(tree)
+    root, *nodes = _all_nodes(tree)
+    faults = _Faults()
+    _check_registered(tree, root, faults)
+    _check_children(tree, root, faults)
+    standings_count = tree._policy in KEEPS_STANDING
+    for node in nodes:
+        _check_registered(tree, node, faults)
+        _check_node(tree, node, faults)
+        if node.children or node.only_child is not None:
+            _check_children(tree, node, faults)
+        if standings_count and node.parent is not root:
+            _check_standing(tree, node, faults)
+        if node.marks is not None:
+            _check_marks(tree, node, node.marks, faults)
+    _check_ledgers(tree, nodes, faults)
+    _check_locks(tree, nodes, faults)
+    if tree._windows is not None:
+        _check_windows(tree, tree._windows, nodes, faults)
+    if tree._states is not None:
+        _check_states(tree, tree._states, nodes, faults)
+    _check_operations(tree, faults)
     if faults:
         msg = "tree invariants broken: " + "; ".join(faults)
         raise ContractError(msg)
 
 
-def _all_nodes(tree: UnifiedTreeCore) -> Iterator[Node]:
+class _Faults(list[str]):
+    """What does not hold. A message is made only where something does not: mostly nothing is."""
+
+    def of(self, node: Node, what: str) -> None:
+        """Something does not hold at a node."""
+        self.append(f"node {node.node_id} {what}")
+
+
+def _all_nodes(tree: UnifiedTreeCore) -> list[Node]:
     """Every node that can be reached from the root, parents first."""
-    todo = [tree._root]
-    while todo:
-        node = todo.pop()
-        yield node
-        todo.extend(node.children.values())
+    nodes = [tree._root]
+    # It grows while it is walked.
+    for node in nodes:
+        if node.children:
+            nodes.extend(node.children.values())
+    return nodes
 
 
-def _node_faults(tree: UnifiedTreeCore, node: Node) -> Iterator[str]:
-    """What does not hold at one node."""
-    name = f"node {node.node_id}"
-    if tree._nodes.get(node.node_id) is not node:
-        yield f"{name} is linked but not registered"
-    if node.lock_ref < 0:
-        yield f"{name} has lock count {node.lock_ref}"
+def _check_children(tree: UnifiedTreeCore, node: Node, faults: _Faults) -> None:
+    """A node and its children know each other."""
     children = list(node.children.values())
     if node.only_child is not (children[0] if len(children) == 1 else None):
-        yield f"{name} has {len(children)} children and an only child {node.only_child}"
+        faults.of(node, f"has {len(children)} children and an only child {node.only_child}")
+    is_root = node.parent is None
     for edge, child in node.children.items():
-        below = f"node {child.node_id}"
         if child.parent is not node or child.edge != edge:
-            yield f"{below} and its parent do not agree about their link"
-        namespace = framed_namespace(child.namespace) if node.parent is None else b""
-        if edge != namespace + child.tokens[: tree._page_bytes]:
-            yield f"{below} is filed under another first page"
-        if node.parent is not None and child.namespace != node.namespace:
-            yield f"{below} is of another namespace than its parent"
-        if node.parent is not None and child.lock_ref > node.lock_ref:
-            yield f"{below} is locked more often than its parent"
-    if node.parent is None:
-        return
-    if not node.tokens or len(node.tokens) % tree._page_bytes:
-        yield f"{name} holds {len(node.tokens)} bytes of tokens, which is not whole pages"
-    if len(node.device_indices) * TOKEN_BYTES != len(node.tokens):
-        yield f"{name} holds {len(node.device_indices)} slots for {node.num_tokens} tokens"
-    if node.parent.parent is not None and not standings_agree(tree._policy, node.parent, node):
-        yield f"{name} has standing {node.standing}, its parent {node.parent.standing}"
-    if not node.children and node.lock_ref == 0:
+            faults.of(child, "and its parent do not agree about their link")
+        first_page = child.tokens[: tree._page_bytes]
+        if is_root:
+            first_page = framed_namespace(child.namespace) + first_page
+        if edge != first_page:
+            faults.of(child, "is filed under another first page")
+        if is_root:
+            continue
+        if child.namespace is not node.namespace and child.namespace != node.namespace:
+            faults.of(child, "is of another namespace than its parent")
+        if child.lock_ref > node.lock_ref:
+            faults.of(child, "is locked more often than its parent")
+
+
+def _check_registered(tree: UnifiedTreeCore, node: Node, faults: _Faults) -> None:
+    """A node is there under its id, and locked by nobody or somebody."""
+    if tree._nodes.get(node.node_id) is not node:
+        faults.of(node, "is linked but not registered")
+    if node.lock_ref < 0:
+        faults.of(node, f"has lock count {node.lock_ref}")
+
+
+def _check_node(tree: UnifiedTreeCore, node: Node, faults: _Faults) -> None:
+    """What a node that is not the root has fits together."""
+    num_bytes, lock_ref = len(node.tokens), node.lock_ref
+    if not num_bytes or num_bytes % tree._page_bytes:
+        faults.of(node, f"holds {num_bytes} bytes of tokens, which is not whole pages")
+    if node.device_indices.numel() * TOKEN_BYTES != num_bytes:
+        faults.of(
+            node, f"holds {len(node.device_indices)} slots for {num_bytes // TOKEN_BYTES} tokens"
+        )
+    if not node.children and not lock_ref:
         if node.queued is None:
-            yield f"{name} is an unlocked leaf that eviction does not know"
+            faults.of(node, "is an unlocked leaf that eviction does not know")
         elif node.queued > tree._queue.value_of(node):
-            yield f"{name} is worth less than the {node.queued} under which eviction has it"
-    yield from _auxiliary_faults(tree, node, name)
-    yield from _store_faults(tree, node, name)
-
-
-def _auxiliary_faults(tree: UnifiedTreeCore, node: Node, name: str) -> Iterator[str]:
-    """What does not hold of a node's window and state."""
+            faults.of(node, f"is worth less than the {node.queued} under which eviction has it")
     if node.has_swa and tree._windows is None:
-        yield f"{name} has a window in a tree without windows"
+        faults.of(node, "has a window in a tree without windows")
     if node.mamba_slot is not None and tree._states is None:
-        yield f"{name} has a state in a tree without states"
-    if not 0 <= node.swa_lock_ref <= node.lock_ref:
-        yield f"{name} has window lock count {node.swa_lock_ref}, lock count {node.lock_ref}"
-    if tree._states is not None and tree._states.is_locked(node) and node.mamba_slot is None:
-        yield f"{name} has a locked state that is not there"
+        faults.of(node, "has a state in a tree without states")
+    if not 0 <= node.swa_lock_ref <= lock_ref:
+        faults.of(node, f"has window lock count {node.swa_lock_ref}, lock count {lock_ref}")
 
 
-def _store_faults(tree: UnifiedTreeCore, node: Node, name: str) -> Iterator[str]:
-    """What does not hold of a node and the store."""
-    marks = node.marks
-    if marks is None:
-        return
-    if tree._offloads.threshold is None and (marks.stored or marks.hit_count or marks.pending_bits):
-        yield f"{name} is stored, counted or being offloaded although there is no linker"
+def _check_standing(tree: UnifiedTreeCore, node: Node, faults: _Faults) -> None:
+    """A node's standing and its parent's can be of one history."""
+    parent = node.parent
+    if parent is not None and not standings_agree(tree._policy, parent, node):
+        faults.of(node, f"has standing {node.standing}, its parent {parent.standing}")
+
+
+def _check_marks(tree: UnifiedTreeCore, node: Node, marks: StoreMarks, faults: _Faults) -> None:
+    """What is known of a node and the store fits together."""
+    offloads = tree._offloads
+    if offloads.threshold is None and (marks.stored or marks.hit_count or marks.pending_bits):
+        faults.of(node, "is stored, counted or being offloaded although there is no linker")
     if marks.stored & marks.pending_bits:
-        yield f"{name} is being offloaded with what is stored of it"
+        faults.of(node, "is being offloaded with what is stored of it")
     if (marks.pending is None) != (marks.pending_bits == 0):
-        yield f"{name} is being offloaded by {marks.pending} with parts {marks.pending_bits:#b}"
-    if marks.pending is not None and node not in tree._offloads.pending.get(marks.pending, ()):
-        yield f"{name} is being offloaded by {marks.pending}, which does not know it"
+        faults.of(node, f"is being offloaded by {marks.pending} with parts {marks.pending_bits:#b}")
+    if marks.pending is not None and node not in offloads.pending.get(marks.pending, ()):
+        faults.of(node, f"is being offloaded by {marks.pending}, which does not know it")
     if marks.touching_bits & ~marks.stored:
-        yield f"{name} is being touched for what is not stored of it"
+        faults.of(node, "is being touched for what is not stored of it")
     if (marks.touching is None) != (marks.touching_bits == 0):
-        yield f"{name} is being touched by {marks.touching} for parts {marks.touching_bits:#b}"
-    if marks.touching is not None and node not in tree._offloads.touching.get(marks.touching, ()):
-        yield f"{name} is being touched by {marks.touching}, which does not know it"
+        faults.of(node, f"is being touched by {marks.touching} for parts {marks.touching_bits:#b}")
+    if marks.touching is not None and node not in offloads.touching.get(marks.touching, ()):
+        faults.of(node, f"is being touched by {marks.touching}, which does not know it")
     if marks.chain is not None and marks.chain.tokens != node.tokens:
-        yield f"{name} has the keys of other tokens"
+        faults.of(node, "has the keys of other tokens")
 
 
-def _ledger_faults(tree: UnifiedTreeCore) -> Iterator[str]:
-    """What does not hold of the sums."""
-    nodes = [node for node in _all_nodes(tree) if node.parent is not None]
+def _check_ledgers(tree: UnifiedTreeCore, nodes: list[Node], faults: _Faults) -> None:
+    """The sums are those of the nodes."""
     if len(tree._nodes) != len(nodes) + 1:
-        yield f"{len(tree._nodes)} nodes are registered, {len(nodes) + 1} are linked"
-    evictable = sum(node.num_tokens for node in nodes if node.lock_ref == 0)
-    protected = sum(node.num_tokens for node in nodes if node.lock_ref > 0)
+        faults.append(f"{len(tree._nodes)} nodes are registered, {len(nodes) + 1} are linked")
+    evictable = protected = 0
+    queued: dict[NodeId, int] = {}
+    for node in nodes:
+        if node.lock_ref == 0:
+            evictable += len(node.tokens)
+        elif node.lock_ref > 0:
+            protected += len(node.tokens)
+        if node.queued is not None:
+            queued[node.node_id] = node.queued
+    evictable, protected = evictable // TOKEN_BYTES, protected // TOKEN_BYTES
     if (evictable, protected) != (tree.evictable_size, tree.protected_size):
-        yield (
+        faults.append(
             f"ledgers say {tree.evictable_size} evictable and {tree.protected_size} protected, "
             f"counted {evictable} and {protected}"
         )
-    slots = [slot for node in nodes for slot in node.device_indices.tolist()]
+    slots = torch.cat([no_indices(), *(node.device_indices for node in nodes)]).tolist()
     if len(slots) != len(set(slots)):
-        yield f"{len(slots) - len(set(slots))} slots are in two places"
+        faults.append(f"{len(slots) - len(set(slots))} slots are in two places")
     entries = tree._queue.entries()
-    if entries != {node.node_id: node.queued for node in nodes if node.queued is not None}:
-        yield f"the eviction queue has entries {entries}, which is not what its nodes say"
-    yield from _lock_faults(tree, nodes)
-    yield from _window_faults(tree, nodes)
-    yield from _state_faults(tree, nodes)
-    for operation, offloaded in tree._offloads.pending.items():
-        for node in offloaded:
-            if node.marks is None or node.marks.pending != operation:
-                yield f"node {node.node_id} does not know its offload {operation}"
-    for operation, touched in tree._offloads.touching.items():
-        for node in touched:
-            if node.marks is None or node.marks.touching != operation:
-                yield f"node {node.node_id} does not know its touch {operation}"
+    if entries != queued:
+        faults.append(f"the eviction queue has entries {entries}, which is not what its nodes say")
 
 
-def _window_faults(tree: UnifiedTreeCore, nodes: list[Node]) -> Iterator[str]:
-    """What does not hold of the windows together."""
-    windows = tree._windows
-    if windows is None:
-        return
-    unlocked = {node.node_id for node in nodes if node.has_swa and not node.swa_lock_ref}
+def _check_locks(tree: UnifiedTreeCore, nodes: list[Node], faults: _Faults) -> None:
+    """Lock counts are what the receipts make."""
+    expected: dict[NodeId, int] = {}
+    for receipt in tree._receipts.out():
+        node_id = receipt.node_id
+        if node_id not in tree._nodes:
+            faults.append(f"receipt {receipt.receipt_id} locks node {node_id}, which is not there")
+        expected[node_id] = expected.get(node_id, 0) + 1
+    # Children first: who locks a node locks its parent.
+    for node in reversed(nodes):
+        count = expected.get(node.node_id, 0)
+        if node.lock_ref != count:
+            faults.of(node, f"has lock count {node.lock_ref}, receipts make {count}")
+        if count and node.parent is not None:
+            above = node.parent.node_id
+            expected[above] = expected.get(above, 0) + count
+
+
+def _check_windows(
+    tree: UnifiedTreeCore, windows: Windows, nodes: list[Node], faults: _Faults
+) -> None:
+    """The windows together are what the nodes and the receipts make."""
+    unlocked: set[NodeId] = set()
+    evictable = protected = 0
+    for node in nodes:
+        if node.has_swa:
+            if node.swa_lock_ref:
+                protected += len(node.tokens)
+            else:
+                evictable += len(node.tokens)
+                unlocked.add(node.node_id)
     if set(windows.unlocked()) != unlocked:
-        yield f"windows of {windows.unlocked()} can be given up, counted {sorted(unlocked)}"
-    evictable = sum(node.num_tokens for node in nodes if node.node_id in unlocked)
-    protected = sum(node.num_tokens for node in nodes if node.has_swa and node.swa_lock_ref)
+        faults.append(
+            f"windows of {windows.unlocked()} can be given up, counted {sorted(unlocked)}"
+        )
+    evictable, protected = evictable // TOKEN_BYTES, protected // TOKEN_BYTES
     if (evictable, protected) != (windows.evictable, windows.protected):
-        yield (
+        faults.append(
             f"ledgers say {windows.evictable} evictable and {windows.protected} protected tokens "
             f"of windows, counted {evictable} and {protected}"
         )
-    expected: dict[int, int] = {}
+    expected: dict[NodeId, int] = {}
     for receipt in tree._receipts.out():
-        above, left = tree._nodes.get(receipt.node_id), receipt.swa_locked_len
-        while above is not None and above.parent is not None and left > 0:
+        above, left = tree._nodes.get(receipt.node_id), receipt.swa_locked_len * TOKEN_BYTES
+        while left > 0 and above is not None and above.parent is not None:
             expected[above.node_id] = expected.get(above.node_id, 0) + 1
-            left -= above.num_tokens
+            left -= len(above.tokens)
             above = above.parent
         if left:
-            yield f"the window of receipt {receipt.receipt_id} does not end where a node begins"
-    for node in nodes:
-        if node.swa_lock_ref != expected.get(node.node_id, 0):
-            yield (
-                f"node {node.node_id} has window lock count {node.swa_lock_ref}, "
-                f"receipts make {expected.get(node.node_id, 0)}"
+            faults.append(
+                f"the window of receipt {receipt.receipt_id} does not end where a node begins"
             )
+    for node in nodes:
+        count = expected.get(node.node_id, 0)
+        if node.swa_lock_ref != count:
+            faults.of(node, f"has window lock count {node.swa_lock_ref}, receipts make {count}")
 
 
-def _state_faults(tree: UnifiedTreeCore, nodes: list[Node]) -> Iterator[str]:
-    """What does not hold of the states together."""
-    states = tree._states
-    if states is None:
-        return
-    with_state = [node for node in nodes if node.mamba_slot is not None]
-    if len({node.mamba_slot for node in with_state}) != len(with_state):
-        yield "a state slot is in two places"
-    unlocked = {node.node_id for node in with_state if not states.is_locked(node)}
+def _check_states(
+    tree: UnifiedTreeCore, states: States, nodes: list[Node], faults: _Faults
+) -> None:
+    """The states together are what the nodes and the receipts make."""
+    lock_refs = states.lock_refs()
+    slots: list[int] = []
+    unlocked: set[NodeId] = set()
+    for node in nodes:
+        if node.mamba_slot is not None:
+            slots.append(node.mamba_slot)
+            if node.node_id not in lock_refs:
+                unlocked.add(node.node_id)
+        elif node.node_id in lock_refs:
+            faults.of(node, "has a locked state that is not there")
+    if len(set(slots)) != len(slots):
+        faults.append("a state slot is in two places")
     if set(states.unlocked()) != unlocked:
-        yield f"states of {states.unlocked()} can be given up, counted {sorted(unlocked)}"
-    expected: dict[int, int] = {}
+        faults.append(f"states of {states.unlocked()} can be given up, counted {sorted(unlocked)}")
+    expected: dict[NodeId, int] = {}
     for receipt in tree._receipts.out():
         if receipt.mamba_locked:
             expected[receipt.node_id] = expected.get(receipt.node_id, 0) + 1
-    if states.lock_refs() != expected:
-        yield f"states have lock counts {states.lock_refs()}, receipts make {expected}"
+    if lock_refs != expected:
+        faults.append(f"states have lock counts {lock_refs}, receipts make {expected}")
 
 
-def _lock_faults(tree: UnifiedTreeCore, nodes: list[Node]) -> Iterator[str]:
-    """Where lock counts are not what the receipts make."""
-    expected: dict[int, int] = {}
-    for receipt in tree._receipts.out():
-        above = tree._nodes.get(receipt.node_id)
-        if above is None:
-            yield f"receipt {receipt.receipt_id} locks node {receipt.node_id}, which is not there"
-        while above is not None and above.parent is not None:
-            expected[above.node_id] = expected.get(above.node_id, 0) + 1
-            above = above.parent
-    for node in nodes:
-        if node.lock_ref != expected.get(node.node_id, 0):
-            yield (
-                f"node {node.node_id} has lock count {node.lock_ref}, "
-                f"receipts make {expected.get(node.node_id, 0)}"
-            )
+def _check_operations(tree: UnifiedTreeCore, faults: _Faults) -> None:
+    """The nodes of offloads and touches know them."""
+    for operation, offloaded in tree._offloads.pending.items():
+        for node in offloaded:
+            if node.marks is None or node.marks.pending != operation:
+                faults.of(node, f"does not know its offload {operation}")
+    for operation, touched in tree._offloads.touching.items():
+        for node in touched:
+            if node.marks is None or node.marks.touching != operation:
+                faults.of(node, f"does not know its touch {operation}")

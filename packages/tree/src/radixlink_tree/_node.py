@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-import attrs
-
 from radixlink_contracts import ComponentType, PageKeys
 from radixlink_tree._chain import PageChain
 from radixlink_tree._hashing import TOKEN_BYTES, namespace_seed
@@ -199,12 +197,16 @@ def chain_of(node: Node, page_size: int) -> PageChain:
     return chain
 
 
-@attrs.frozen(kw_only=True, eq=False)
 class NodeView:
     """A node as the linker and the components see it. A `TreeNodeView`."""
 
-    _node: Node
-    _page_size: int
+    # A plain class: it is made for each question about a node.
+    __slots__ = ("_node", "_page_size")
+
+    def __init__(self, node: Node, page_size: int) -> None:
+        """See a node of a tree with pages of so many tokens."""
+        self._node = node
+        self._page_size = page_size
 
     @property
     def node_id(self) -> NodeId:

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
 def pages_of(indices: torch.Tensor, page_size: int) -> list[int]:
     """The pages of slots. Shape: (num_pages * page_size,) int64."""
-    slots: list[int] = indices[::page_size].tolist()
-    return [slot // page_size for slot in slots]
+    slots: list[int] = indices.tolist()
+    return slots if page_size == 1 else [slot // page_size for slot in slots[::page_size]]
 
 
 class Device:

@@ -500,10 +500,13 @@ class Engine:
         """What was just used is in the store or on its way there, where nothing is due later."""
         if self._replica.offers_at_once:
             for rank in self._replica.ranks:
-                if not rank.cache.holders().due_offloads:
-                    node = nodes[rank.rank]
-                    path = pages_of(rank.tree.path_indices(node), rank.tree.page_size)
-                    rank.watch.check_offered(path, rank.tree.node(node).mamba_slot)
+                node = nodes[rank.rank]
+                path = pages_of(rank.tree.path_indices(node), rank.tree.page_size)
+                left = rank.device.not_offered(path, rank.tree.node(node).mamba_slot)
+                if left and not rank.cache.holders().due_offloads:
+                    rank.watch.breach(
+                        Rule.STORED, f"{left[0]} is in the tree, used, and offered to no store"
+                    )
 
     # -- the end of things -------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ failed when its ticket is decided without that.
 from __future__ import annotations
 
 import enum
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 import attrs
 
@@ -29,6 +29,10 @@ class Verdict(enum.Enum):
     PENDING = "pending"
     DONE = "done"
     FAILED = "failed"
+
+
+# A member of an enum takes longer to look up than to compare.
+_PENDING: Final = Verdict.PENDING
 
 
 @attrs.define(kw_only=True, eq=False)
@@ -90,6 +94,7 @@ class Operation:
         decided_step: The step of the verdict.
         cancelled: Taken back before it was started, so that it says nothing about its pages.
         written_off: Some rank did not let go in time, so its pages are nobody's until a reset.
+        settled: Every rank that has it has its verdict, and it was judged: it does not change.
     """
 
     op: OperationId
@@ -105,6 +110,7 @@ class Operation:
     decided_step: int | None = None
     cancelled: bool = False
     written_off: bool = False
+    settled: bool = False
 
     @property
     def marks(self) -> tuple[bytes, ...]:
@@ -114,7 +120,7 @@ class Operation:
     @property
     def undecided(self) -> bool:
         """True while no rank knows how it ends."""
-        return all(share.verdict is Verdict.PENDING for share in self.shares.values())
+        return all(share.verdict is _PENDING for share in self.shares.values())
 
     def holds_on(self, rank: int) -> bool:
         """True when a rank has not let go of its pages."""
@@ -197,6 +203,7 @@ class Operations:
                 Rule.FRAMES, f"rank {rank}: operation {ticket.op} is another one on other ranks"
             )
         share = operation.shares[rank] = Share(ticket=ticket, deadline=deadline)
+        operation.settled = False
         # A touch has no page of the device.
         share.quiesced = touch
         return share
@@ -253,7 +260,7 @@ class Operations:
         """
         for place, operation in enumerate(list(self.live.values())):
             self._judge_agreed(operation, step, settings, given_up=given_up)
-            if operation.undecided:
+            if not operation.settled and operation.undecided:
                 if operation.framed and place < settings.max_operations:
                     self._judge_pending(operation)
             elif (
@@ -261,7 +268,8 @@ class Operations:
                 and step - operation.decided_step >= settings.write_off_steps
             ):
                 operation.written_off = operation.written_off or not operation.quiesced
-        self.missing = {mark: until for mark, until in self.missing.items() if until > step}
+        if self.missing:
+            self.missing = {mark: until for mark, until in self.missing.items() if until > step}
 
     def after_launch(self, step: int, settings: LinkerSettings) -> None:
         """All ranks came out of the frame after a launch: judge the verdicts."""
@@ -279,18 +287,22 @@ class Operations:
         self, operation: Operation, step: int, settings: LinkerSettings, *, given_up: bool
     ) -> None:
         """The verdict is one, and as the backends gave it."""
+        if operation.settled:
+            return
+        verdicts: list[Verdict] = []
         for rank, share in operation.shares.items():
-            if share.verdict is Verdict.PENDING and share.ticket.decided:
+            if share.verdict is _PENDING and share.ticket.decided:
                 share.verdict = Verdict.DONE if share.landed else Verdict.FAILED
                 if not given_up:
                     self._judge_failed(rank, operation)
-        verdicts = {share.verdict for share in operation.shares.values()}
-        if len(verdicts) > 1:
+            verdicts.append(share.verdict)
+        if verdicts.count(verdicts[0]) < len(verdicts):
             by_rank = {rank: one.verdict.value for rank, one in operation.shares.items()}
             self._referee.breach(
                 Rule.FRAMES, f"operation {operation.op}: ranks have the verdicts {by_rank}"
             )
-        if not operation.undecided and operation.decided_step is None:
+        operation.settled = _PENDING not in verdicts
+        if operation.decided_step is None and (operation.settled or not operation.undecided):
             operation.decided_step = step
             if operation.load and Verdict.FAILED in verdicts and not operation.cancelled:
                 self.missing[operation.marks[0]] = step + settings.miss_steps

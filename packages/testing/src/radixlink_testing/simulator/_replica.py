@@ -20,7 +20,7 @@ from radixlink_testing.simulator._stage import Stage
 from radixlink_tree import check_invariants
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from radixlink_contracts import BatchIndex, OperationId, StepReport
     from radixlink_testing.simulator._pages import DevicePages
@@ -88,36 +88,43 @@ class Replica:
         return [rank for rank in self.ranks if rank.rank not in self.dead]
 
     def alike(
-        self, call: str, ask: Callable[[SimulatedRank], _T], same: Callable[[_T], object] = repr
+        self,
+        call: str,
+        ask: Callable[[SimulatedRank], _T],
+        same: Callable[[_T], object] | None = None,
     ) -> _T:
         """Call on every rank, one after the other; the first one's answer, which is everybody's.
 
         Args:
             call: What is called.
             ask: How.
-            same: What of an answer must be equal on all ranks.
+            same: What of an answer must be equal on all ranks; None: all of it.
         """
         return self.alike_all(call, ask, same)[0]
 
     def alike_all(
-        self, call: str, ask: Callable[[SimulatedRank], _T], same: Callable[[_T], object] = repr
+        self,
+        call: str,
+        ask: Callable[[SimulatedRank], _T],
+        same: Callable[[_T], object] | None = None,
     ) -> list[_T]:
         """`alike`, with what each rank answered, by rank."""
         answers: list[_T] = []
         for rank in self.ranks:
-            entered = len(rank.watch.collectives)
-            rank.watch.begin(call)
+            watch = rank.watch
+            entered = len(watch.collectives)
+            watch.begin(call)
             try:
                 answers.append(ask(rank))
             except LinkError as error:
                 self.referee.breach(_rule_of(error), f"rank {rank.rank}: {call} raised {error!r}")
-            rank.watch.acting = ""
-            if len(rank.watch.collectives) > entered:
+            watch.acting = ""
+            if len(watch.collectives) > entered:
                 rule = Rule.MATCH if call == "match_prefix" else Rule.FRAMES
                 self.referee.breach(rule, f"rank {rank.rank}: {call} entered a collective")
             self.referee.check()
-        told = [same(answer) for answer in answers]
-        if any(other != told[0] for other in told):
+        told: Sequence[object] = answers if same is None else [same(one) for one in answers]
+        if told.count(told[0]) < len(told):
             self.referee.breach(
                 Rule.LOAD_BACK if call == "init_load_back" else Rule.FRAMES,
                 f"{call}: ranks answer differently: {told}",
@@ -260,7 +267,7 @@ class Replica:
                     _rule_of(outcome.error), f"rank {number}: {call} raised {outcome.error!r}"
                 )
             self.referee.check()
-        if any(report != reports[0] for report in reports):
+        if reports.count(reports[0]) < len(reports):
             self.referee.breach(Rule.FRAMES, f"{call}: ranks answer differently: {reports}")
             self.referee.check()
         return reports[0]

@@ -22,7 +22,7 @@ from __future__ import annotations
 import contextlib
 import enum
 import threading
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 import attrs
 
@@ -40,6 +40,9 @@ class _State(enum.Enum):
     WAITING = enum.auto()
     READY = enum.auto()
     DONE = enum.auto()
+
+
+_DONE: Final = _State.DONE
 
 
 @attrs.frozen(kw_only=True)
@@ -110,7 +113,7 @@ class Stage:
             lane.work = _work(outcomes, rank, call)
         first = self._cast[0]
         self._perform(first)
-        while any(lane.state is not _State.DONE for lane in self._cast):
+        while self._unfinished():
             if apart:
                 self._pass_on(first)
             following = first if apart else self._next()
@@ -118,6 +121,10 @@ class Stage:
                 self._perform(following)
         self._cast = []
         return {rank: outcomes[rank] for rank in calls}
+
+    def _unfinished(self) -> bool:
+        """True while some call has not ended."""
+        return [lane.state for lane in self._cast].count(_DONE) < len(self._cast)
 
     @property
     def running(self) -> bool:

@@ -161,7 +161,7 @@ class Watch(SlotObserver):
 
     def strikes(self, fault: Fault) -> bool:
         """True when a fault was armed for this; it strikes once."""
-        if fault not in self._armed:
+        if not self._armed or fault not in self._armed:
             return False
         self._armed.remove(fault)
         self.note(f"fault: {fault.value}")
@@ -450,11 +450,6 @@ class Watch(SlotObserver):
         operation = self._operations.get(op)
         if operation is not None:
             self.device.not_stored(operation.parts)
-
-    def check_offered(self, path: Sequence[int], state: int | None) -> None:
-        """A path was used, and nothing waits for its turn: all of it is stored or on its way."""
-        for what in self.device.not_offered(path, state):
-            self.breach(Rule.STORED, f"{what} is in the tree, used, and offered to no store")
 
     # -- the allocators ----------------------------------------------------------------------------
 
