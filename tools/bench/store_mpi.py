@@ -10,6 +10,9 @@ Rank 0 has the pages. Each turn rank 1 gets new ones in three ways:
 
 and once asks for pages that nobody has (`miss`). Medians of interleaved turns. Rank 0 sleeps while its
 server answers, so a fetch also waits for that thread's nap, at most a millisecond.
+
+With --naps it measures these naps instead: fetches of one small page, one behind the other and after
+pauses, what they cost the CPU of rank 0, and what its server costs while nobody asks.
 """
 
 from __future__ import annotations
@@ -39,9 +42,13 @@ BATCHES: Final = (1, 8)
 RANGES: Final = 4
 WARM_UP_TURNS: Final = 5
 NAP_S: Final = 0.0005
+LONG_NAP_S: Final = 0.05
 #: Longer than a busy machine keeps a thread waiting.
 TIMEOUT_S: Final = 30.0
 ASK: Final = np.zeros(1, np.uint8)
+#: Seconds from the end of one fetch to the start of the next.
+PAUSES_S: Final = (0.0, 0.001, 0.01, 0.1)
+IDLE_S: Final = 3.0
 
 
 def layout_of(page_bytes: int) -> PoolLayout:
@@ -66,11 +73,11 @@ def keys_of(turn: int, batch: int, who: str) -> PageKeys:
     )
 
 
-def meet() -> None:
+def meet(nap_s: float = NAP_S) -> None:
     """Wait for the other rank, and leave it the cores."""
     request = WORLD.Ibarrier()
     while not request.Test():
-        time.sleep(NAP_S)
+        time.sleep(nap_s)
 
 
 def timed_us(step: Callable[[], object]) -> float:
@@ -80,14 +87,20 @@ def timed_us(step: Callable[[], object]) -> float:
     return (time.perf_counter_ns() - started) / 1000
 
 
-def measure(page_bytes: int, batch: int, turns: int) -> dict[str, float]:
-    """The medians of each way, in microseconds; on rank 1."""
-    # Windows stay until MPI ends; a few turns' pages are enough.
-    capacity_bytes = 16 * batch * page_bytes
+def opened(page_bytes: int, num_pages: int) -> tuple[MpiStoreFactory, NodesPageStore]:
+    """A store between two nodes, whose windows stay until MPI ends."""
     nodes = attrs.evolve(NodeSettings.from_environment(), answer_timeout_s=TIMEOUT_S)
-    factory = MpiStoreFactory(StoreConfig(capacity_bytes=capacity_bytes), nodes=nodes)
+    config = StoreConfig(capacity_bytes=2 * num_pages * page_bytes)
+    factory = MpiStoreFactory(config, nodes=nodes)
     store = factory.open(layout_of(page_bytes))
     assert isinstance(store, NodesPageStore), "RADIXLINK_MPI_FAKE_NODES=2 is not set"
+    return factory, store
+
+
+def measure(page_bytes: int, batch: int, turns: int) -> dict[str, float]:
+    """The medians of each way, in microseconds; on rank 1."""
+    # A few turns' pages are enough.
+    factory, store = opened(page_bytes, 8 * batch)
     local = store._local  # noqa: SLF001 - the part of a fetch that is no exchange
     parts = [
         np.random.default_rng(layer).integers(0, 256, batch * page_bytes // RANGES, np.uint8)
@@ -126,15 +139,55 @@ def measure(page_bytes: int, batch: int, turns: int) -> dict[str, float]:
     return {way: statistics.median(all_) if all_ else 0.0 for way, all_ in figures.items()}
 
 
+def measure_naps(turns: int) -> None:
+    """Print what naps cost, in microseconds and in per cent of a core."""
+    page_bytes = 16 * KIB
+    factory, store = opened(page_bytes, len(PAUSES_S) * turns)
+    parts = [np.zeros(page_bytes // RANGES, np.uint8).data for _ in range(RANGES)]
+    if WORLD.rank == 0:
+        for turn in range(len(PAUSES_S) * turns):
+            assert store.put(keys_of(turn, 1, "theirs"), parts).complete
+    else:
+        print("| pause ms | fetch us, median | 9 of 10 below | CPU of the other node, us |")
+        print("|---" * 4 + "|")
+    for place, pause_s in enumerate(PAUSES_S):
+        meet()
+        spent_s = time.process_time()
+        took = []
+        if WORLD.rank == 1:
+            for turn in range(place * turns, (place + 1) * turns):
+                time.sleep(pause_s)
+                took.append(timed_us(partial(store.open, keys_of(turn, 1, "theirs"), 0.0)))
+        meet(LONG_NAP_S)
+        shares = WORLD.gather((time.process_time() - spent_s) / turns, 1)
+        if shares:
+            print(
+                f"| {1000 * pause_s:g} | {statistics.median(took):.0f} "
+                f"| {statistics.quantiles(took, n=10)[-1]:.0f} | {1e6 * shares[0]:.0f} |",
+                flush=True,
+            )
+    spent_s = time.process_time()
+    time.sleep(IDLE_S)
+    shares = WORLD.gather((time.process_time() - spent_s) / IDLE_S, 1)
+    if shares:
+        print(f"\nOf a core, while nobody asks: {shares[0]:.1%} and {shares[1]:.1%}")
+    factory.close()
+
+
 def main() -> None:
     """Measure and print a table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--turns", type=int, default=60)
+    parser.add_argument("--naps", action="store_true")
     options = parser.parse_args()
     says = WORLD.rank == 1
     if says:
         library = MPI.Get_library_version().partition(",")[0].splitlines()[0]
-        print(f"{library}; load {os.getloadavg()[0]:.1f}\n")
+        print(f"{library}; load {os.getloadavg()[0]:.1f}\n", flush=True)
+    if options.naps:
+        measure_naps(options.turns)
+        return
+    if says:
         print("| page | pages | plain us | copy us | fetch us | to plain | GB/s | miss us |")
         print("|---" * 8 + "|")
     for page_bytes in PAGES:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import sys
 from typing import TYPE_CHECKING
 
 import attrs
@@ -93,3 +94,4 @@ def test_every_bit(filled: SegmentPageStore) -> None:
         assert right_ranges(filled, page, parts) == [True, True]
     assert flips == len(PAGES) * 8 * PAGE_AND_HEADER_BYTES
     assert filled.contains(PAGES).complete
+    sys.stdout.write(f"{flips:,} bits of {len(PAGES)} pages flipped, none read\n")

@@ -151,12 +151,13 @@ def test_writer_killed_before_any_line_leaves_a_page_or_a_free_slot(
         # A write has about this many lines; fewer would mean that they are not counted.
         assert line > 25
     assert kills >= 25 * ROUNDS
+    sys.stdout.write(f"{kills:,} writers killed, over {pages_before} pages, {ROUNDS} rounds\n")
 
 
 @pytest.mark.timeout(1800 if STRESS else 60)
 def test_slot_of_a_writer_that_stopped_before_any_line_is_never_taken(place: Place) -> None:
     """And the writer goes on as if nothing had been."""
-    page, held_back, rounds, line = 0, 0, 0, 0
+    page, held_back, rounds, line, stops = 0, 0, 0, 0, 0
     while rounds < ROUNDS:
         child = place.fork(page, Before(line, signal.SIGSTOP))
         status = place.wait(child)
@@ -166,6 +167,7 @@ def test_slot_of_a_writer_that_stopped_before_any_line_is_never_taken(place: Pla
             page += 1
             continue
         assert os.WIFSTOPPED(status)
+        stops += 1
         stopped = page
         for _ in range(2 * SLOTS):
             page += 1
@@ -185,3 +187,4 @@ def test_slot_of_a_writer_that_stopped_before_any_line_is_never_taken(place: Pla
         page += 1
         line += 1
     assert held_back > 20 * ROUNDS
+    sys.stdout.write(f"{stops:,} writers stopped, {held_back:,} of them with a slot locked\n")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
@@ -45,6 +46,7 @@ def test_every_bit_of_a_record(
     if sealed:
         first.close()
     pages = range(RECORDS + 1)
+    flips = 0
     for page, place, bit in itertools.product(
         range(RECORDS), range(format_.record.head_bytes + layout.page_bytes), range(8)
     ):
@@ -63,6 +65,8 @@ def test_every_bit_of_a_record(
         for another in set(path.parent.iterdir()) - {path}:
             another.unlink()
         flip(path, format_.offset(page) + place, bit)
+        flips += 1
+    sys.stdout.write(f"{flips:,} bits of {RECORDS} records flipped, none read\n")
 
 
 def test_damaged_record_can_be_written_again(

@@ -22,6 +22,7 @@ PAGES = 6
 WROTE = 7
 WRITE = {
     LogWriter.__init__.__code__,
+    LogWriter.begin.__code__,
     LogWriter.append.__code__,
     LogWriter.seal.__code__,
     _log_file._write_all.__code__,
@@ -90,3 +91,4 @@ def test_writer_killed_before_any_line_loses_the_tail_alone(make_log: MakeLog) -
         kills += 1
     # Five pages and a list of keys have about this many lines.
     assert kills > (120 if STRESS else 40)
+    sys.stdout.write(f"{kills:,} writers killed\n")

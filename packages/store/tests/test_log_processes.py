@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 import os
+import signal
+import sys
+import time
 from typing import TYPE_CHECKING
+
+import pytest
+from packages.store.tests.conftest import STRESS
 
 from radixlink_store._log_file import LogFormat
 
@@ -14,9 +20,11 @@ if TYPE_CHECKING:
 
     from radixlink_contracts import PoolLayout
 
-WRITERS = 3
 PAGES_EACH = 400
 RECORDS_A_FILE = 5
+
+
+WRITERS = 3
 FILES = 6
 
 
@@ -56,8 +64,83 @@ def test_processes_that_evict_at_once_lose_no_write_and_read_no_wrong_byte(
     assert reader.tally.counters.corrupt == 0
     assert reader.tally.counters.read_failed == 0
     sizes = [path.stat().st_size for path in (tmp_path / "files").iterdir()]
-    assert sum(sizes) <= capacity + (WRITERS - 1) * file_bytes
+    assert sum(sizes) <= capacity
     # What is left is what the last ones wrote, and a new process finds it.
     held = make_log().held(range(WRITERS * PAGES_EACH))
     assert held
     assert held == reader.held(range(WRITERS * PAGES_EACH))
+
+
+class Writers:
+    """Processes that write until they are killed."""
+
+    def __init__(self, make_log: MakeLog, count: int, capacity: int, file_bytes: int) -> None:
+        self._children: list[int] = []
+        for writer in range(count):
+            child = os.fork()
+            if child == 0:
+                try:
+                    log = make_log(capacity_bytes=capacity, file_bytes=file_bytes)
+                    page = writer
+                    # While the test lives; it kills them.
+                    while os.getppid() != 1:
+                        log.put(page)
+                        page += count
+                finally:
+                    os._exit(1)
+            self._children.append(child)
+
+    def stop(self) -> None:
+        """Stop all of them where they are."""
+        for child in self._children:
+            os.kill(child, signal.SIGSTOP)
+        for child in self._children:
+            _, status = os.waitpid(child, os.WUNTRACED)
+            assert os.WIFSTOPPED(status)
+
+    def go_on(self) -> None:
+        for child in self._children:
+            os.kill(child, signal.SIGCONT)
+
+    def kill(self) -> None:
+        for child in self._children:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+
+
+@pytest.mark.timeout(700 if STRESS else 60)
+@pytest.mark.parametrize("num_files", [64, 16, 8])
+def test_directory_stays_within_its_capacity_at_every_moment_of_16_writers(
+    make_log: MakeLog, layout: PoolLayout, tmp_path: Path, num_files: int
+) -> None:
+    """Also where there are fewer files than writers."""
+    file_bytes = LogFormat(layout).sealed_bytes(RECORDS_A_FILE)
+    capacity = num_files * file_bytes
+    reader = make_log(capacity_bytes=capacity, file_bytes=file_bytes)
+    writers = Writers(make_log, 16, capacity, file_bytes)
+    seen: set[str] = set()
+    most, looks = 0, 0
+    try:
+        while len(seen) < (100 if STRESS else 10) * num_files:
+            # What they do meanwhile differs; nothing depends on how long it is.
+            time.sleep(0.01)
+            writers.stop()
+            # Nothing moves now.
+            files = list((tmp_path / "files").iterdir())
+            most = max(most, sum(path.stat().st_size for path in files))
+            assert most <= capacity
+            seen |= {path.name for path in files}
+            looks += 1
+            # A wrong byte fails the test.
+            reader.held(range(0, 3200, 7))
+            writers.go_on()
+    finally:
+        writers.kill()
+    sys.stdout.write(
+        f"16 writers, {num_files} files: {most / capacity:.1%} of the capacity at most, at "
+        f"{looks} moments; {len(seen):,} files seen\n"
+    )
+    # Otherwise they were never at the limit.
+    assert most > capacity // 2
+    assert reader.tally.counters.corrupt == 0
+    assert reader.tally.counters.read_failed == 0

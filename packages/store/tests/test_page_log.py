@@ -6,7 +6,9 @@ import contextlib
 import errno
 import os
 import resource
+import shutil
 import stat
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import attrs
@@ -14,14 +16,14 @@ import pytest
 
 from radixlink_contracts import PageBits, Shard
 from radixlink_contracts.errors import BackendUnavailableError, CapacityError
-from radixlink_store import _log_appender
+from radixlink_store import _log_appender, _page_log
+from radixlink_store._directory import names_in
 from radixlink_store._log_file import LOG_SUFFIX, LogFile, LogFormat, LogWriter
-from radixlink_store._log_room import FileSize, to_evict
+from radixlink_store._log_room import FileSize, sizes_in, to_evict
 from radixlink_testing.pages import page_key, page_keys
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
+    from collections.abc import Iterator, Sequence
 
     from packages.store.tests.conftest import MakeLog, NumberedLog, StillClock
 
@@ -265,8 +267,110 @@ def test_two_that_make_room_at_once_are_both_right(
     monkeypatch.setattr(os, "unlink", both)
     assert logs[0].put(6)
     for log in logs:
-        assert log.held([*range(7), 100]) == [2, 3, 4, 5, 6, 100]
-    assert [log.tally.counters.files_evicted for log in logs] == [0, 1]
+        # Two files that are being written, and count whole, and one more.
+        assert log.held([*range(7), 100]) == [4, 5, 6, 100]
+    assert [log.tally.counters.files_evicted for log in logs] == [0, 2]
+
+
+def test_file_that_is_being_written_counts_as_long_as_it_may_get(
+    make_log: MakeLog, layout: PoolLayout, files: Path
+) -> None:
+    one = room_for(layout, 4)
+    logs = [make_log(capacity_bytes=3 * one, file_bytes=one) for _ in range(4)]
+    for page, log in enumerate(logs):
+        assert log.put(page)
+    assert len(paths(files)) == 3
+    assert logs[0].held(range(4)) == [1, 2, 3]
+    # Once sealed it counts as what it is, and there is room for another.
+    for log in logs[1:]:
+        log.close()
+    put_all(logs[0], range(4, 8))
+    assert logs[0].held(range(8)) == [1, 2, 3, 4, 5, 6, 7]
+
+
+def test_writer_gives_way_to_files_made_after_its_own(
+    make_log: MakeLog, layout: PoolLayout, files: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = room_for(layout, 4)
+    logs = [make_log(capacity_bytes=2 * one, file_bytes=one) for _ in range(3)]
+
+    def others_begin(directory: int) -> list[FileSize]:
+        """Just after this one has made its file."""
+        monkeypatch.setattr(_log_appender, "sizes_in", sizes_in)
+        (mine,) = paths(files)
+        os.utime(mine, (1000, 1000))
+        assert logs[1].put(1)
+        assert logs[2].put(2)
+        return sizes_in(directory)
+
+    monkeypatch.setattr(_log_appender, "sizes_in", others_begin)
+    assert logs[0].put(0)
+    assert len(paths(files)) == 2
+    # By an eviction of its own, with another file, it has gone before one of them.
+    assert logs[0].held(range(3)) == [0, 2]
+
+
+def test_file_that_is_evicted_while_it_is_written_takes_no_room_any_more(
+    make_log: MakeLog, layout: PoolLayout, files: Path
+) -> None:
+    one = room_for(layout, 4)
+    idle, other = (make_log(capacity_bytes=2 * one, file_bytes=one) for _ in range(2))
+    put_all(idle, range(2))
+    reader = make_log(rescan_s=1000.0)
+    opened = LogFile.open(other.log._directory.descriptor, paths(files)[0])
+    with contextlib.closing(opened):
+        put_all(other, range(2, 10))
+        assert not opened.is_linked
+        assert opened.num_bytes == 0
+    # Who has found it before has a miss, and no damage.
+    assert reader.held(range(2)) == []
+    assert reader.tally.counters.corrupt == 0
+    put_all(idle, range(10, 11))
+    assert idle.held([0, 1, 10]) == [10]
+
+
+def test_file_that_is_cut_off_while_it_is_read_is_a_miss_and_no_damage(
+    make_log: MakeLog,
+    layout: PoolLayout,
+    files: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    one = room_for(layout, 4)
+    idle, other = (make_log(capacity_bytes=2 * one, file_bytes=one) for _ in range(2))
+    put_all(idle, range(2))
+    reader = make_log()
+    reopen = LogFile.reopen
+
+    def evicted_then(directory: int, path: Path, file_id: int, format_: LogFormat) -> LogFile:
+        opened = reopen(directory, path, file_id, format_)
+        if paths(files)[0].stat().st_size:
+            put_all(other, range(2, 10))
+        return opened
+
+    monkeypatch.setattr(LogFile, "reopen", evicted_then)
+    assert reader.held(range(2)) == []
+    monkeypatch.undo()
+    assert reader.tally.counters.corrupt == 0
+    assert reader.held(range(10)) == list(range(2, 10))
+
+
+def test_page_whose_file_goes_while_it_is_written_is_written_to_another(
+    make_log: MakeLog, files: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = make_log()
+    put_all(log, range(2))
+    append = LogWriter.append
+
+    def evicted_first(writer: LogWriter, key: bytes, ranges: Sequence[memoryview]) -> int:
+        monkeypatch.setattr(LogWriter, "append", append)
+        paths(files)[0].unlink()
+        return append(writer, key, ranges)
+
+    monkeypatch.setattr(LogWriter, "append", evicted_first)
+    assert log.put(2)
+    assert log.held(range(3)) == [2]
+    assert make_log().held(range(3)) == [2]
+    assert log.tally.counters.written == 3
 
 
 def test_writer_whose_file_others_evicted_begins_another(make_log: MakeLog, files: Path) -> None:
@@ -298,11 +402,11 @@ def test_capacity_below_one_page_is_refused(make_log: MakeLog, layout: PoolLayou
 
 
 def test_what_goes_is_least_recently_used_and_no_more_than_is_needed() -> None:
-    sizes = [FileSize(used_ns=age, name=str(age), num_bytes=10) for age in range(5)]
-    assert to_evict(sizes, capacity_bytes=60, needed_bytes=10) == []
-    assert to_evict(sizes, capacity_bytes=59, needed_bytes=10) == sizes[:1]
-    assert to_evict(sizes, capacity_bytes=40, needed_bytes=10) == sizes[:2]
-    assert to_evict(sizes, capacity_bytes=5, needed_bytes=10) == sizes
+    sizes = [FileSize(used_ns=age, name=str(age), num_bytes=10, sealed=True) for age in range(5)]
+    assert to_evict(sizes, capacity_bytes=50) == []
+    assert to_evict(sizes, capacity_bytes=49) == sizes[:1]
+    assert to_evict(sizes, capacity_bytes=30) == sizes[:2]
+    assert to_evict(sizes, capacity_bytes=5) == sizes
 
 
 # --- a disk that says no --------------------------------------------------------------------------
@@ -384,11 +488,136 @@ def test_disk_that_fails_is_tried_again_in_another_file(
     assert make_log().held(range(4)) == [0, 1, 2, 3]
 
 
-def test_directory_that_is_gone_is_told_as_that(make_log: MakeLog, files: Path) -> None:
+# --- a directory that goes ------------------------------------------------------------------------
+
+
+def test_directory_that_was_removed_is_made_anew_and_that_is_told_once(
+    make_log: MakeLog, files: Path
+) -> None:
+    log, reader = make_log(), make_log()
+    put_all(log, range(2))
+    assert reader.held(range(2)) == [0, 1]
+    shutil.rmtree(files)
+    assert reader.held(range(2)) == []
+    # Who reads makes none.
+    assert not files.exists()
+    put_all(log, range(2, 5))
+    assert stat.S_IMODE(files.stat().st_mode) == 0o700
+    for each in (log, reader):
+        assert each.held(range(5)) == [2, 3, 4]
+        assert each.tally.counters.reopened == 1
+        (told,) = each.told
+        assert "removed or replaced" in told
+        assert str(files) in told
+    assert log.tally.counters.write_failed == 0
+    assert reader.tally.counters.read_failed == 0
+    assert make_log().held(range(5)) == [2, 3, 4]
+
+
+def test_directory_that_another_one_replaced_is_left(make_log: MakeLog, files: Path) -> None:
     log = make_log()
-    files.rmdir()
-    assert not log.put(0)
-    assert "the directory is gone" in log.told[0]
+    put_all(log, range(2))
+    files.rename(files.with_name("away"))
+    other = make_log()
+    put_all(other, range(2, 4))
+    assert log.held(range(4)) == [2, 3]
+    put_all(log, range(4, 6))
+    assert make_log().held(range(6)) == [2, 3, 4, 5]
+    assert len(list(files.with_name("away").iterdir())) == 1
+
+
+@pytest.mark.parametrize("what", ["symbolic link", "nothing", "others may write"])
+def test_directory_that_is_none_of_ours_any_more_is_not_followed(
+    make_log: MakeLog, tmp_path: Path, files: Path, clock: StillClock, what: str
+) -> None:
+    log = make_log()
+    put_all(log, range(2))
+    other = tmp_path / "other"
+    other.mkdir(mode=0o700)
+    shutil.rmtree(files)
+    match what:
+        case "symbolic link":
+            files.symlink_to(other)
+        case "nothing":
+            tmp_path.rename(tmp_path.with_name("elsewhere"))
+        case _:
+            files.mkdir()
+            files.chmod(0o777)
+    try:
+        assert not log.put(2)
+        assert log.held(range(3)) == []
+        (told,) = log.told
+        assert "the directory is gone or may not be written" in told
+        assert log.tally.counters.reopened == 0
+    finally:
+        if what == "nothing":
+            tmp_path.with_name("elsewhere").rename(tmp_path)
+    assert list(other.iterdir()) == []
+    if what == "symbolic link":
+        files.unlink()
+    elif what == "others may write":
+        files.chmod(0o700)
+    clock.now += 10
+    put_all(log, range(3, 5))
+    assert log.held(range(5)) == [3, 4]
+
+
+# --- an end ---------------------------------------------------------------------------------------
+
+
+def descriptors_of(directory: Path) -> int:
+    """How many descriptors of a directory this process has."""
+    count = 0
+    for link in Path("/proc/self/fd").iterdir():
+        # The one of the list itself is gone when it is asked for.
+        with contextlib.suppress(FileNotFoundError):
+            count += link.readlink() == directory
+    return count
+
+
+def test_close_takes_the_directory_from_nobody_who_reads(
+    make_log: MakeLog, files: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put_all(make_log(), range(2))
+    log = make_log(rescan_s=1000.0)
+    before = descriptors_of(files)
+    reopen = LogFile.reopen
+
+    def closed_first(directory: int, path: Path, file_id: int, format_: LogFormat) -> LogFile:
+        log.close()
+        assert descriptors_of(files) == before
+        return reopen(directory, path, file_id, format_)
+
+    monkeypatch.setattr(LogFile, "reopen", closed_first)
+    assert log.held(range(2)) == [0, 1]
+    assert descriptors_of(files) == before - 1
+    monkeypatch.undo()
+    assert log.held(range(2)) == []
+    log.log.use(page_keys(range(2)))
+    assert log.tally.counters.read_failed == 0
+
+
+def test_close_takes_the_directory_from_nobody_who_looks_at_it(
+    make_log: MakeLog, files: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer, log = make_log(), make_log()
+    put_all(writer, range(2))
+    before = descriptors_of(files)
+
+    def closed_first(directory: int) -> list[str]:
+        log.close()
+        return names_in(directory)
+
+    monkeypatch.setattr(_page_log, "names_in", closed_first)
+    assert log.log.find(page_keys(range(2))) == PageBits.all(2)
+    monkeypatch.undo()
+    assert descriptors_of(files) == before - 1
+    put_all(writer, range(2, 4))
+    assert log.log.find(page_keys(range(4))).total == 2
+    assert log.tally.counters.read_failed == 0
+
+
+# --- a disk that cannot be read -------------------------------------------------------------------
 
 
 def test_disk_that_cannot_be_read_is_a_miss_and_a_counter(

@@ -1,31 +1,36 @@
 """The file that this process adds pages to: begun, filled, sealed, and what the disk says against it.
 
 What the operating system says against writing is told once, and ends it until `retry_s` seconds
-later. A try that goes through is told too, and all is as before.
+later. A try that goes through is told too, and all is as before. A directory that is gone is made
+anew at once.
 """
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 from typing import TYPE_CHECKING, Final
 
 from radixlink_contracts.errors import CapacityError
 from radixlink_store._errors import NO_ROOM
-from radixlink_store._log_file import LOG_SUFFIX, LogWriter, name_prefix
-from radixlink_store._log_room import sizes_in, to_evict
+from radixlink_store._log_file import LogWriter, file_name
+from radixlink_store._log_room import remove, sizes_in, to_evict
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from radixlink_store._log_directory import LogDirectory
     from radixlink_store._log_file import LogFormat
     from radixlink_store._log_index import IndexedFile, LogIndex
     from radixlink_store._settings import PersistentSettings
     from radixlink_store._tier_tally import TierTally
 
-_FILE_PART: Final = 16
+_FILE_PART: Final = 64
 _MOST_FILE_BYTES: Final = 1 << 28
+_GONE: Final = {errno.ENOENT, errno.ESTALE}
+_TRIES: Final = 16
+"""How often a writer begins a file again that others removed, or that gave way to theirs, for one
+page: only where more of them write at once than there is room for files does it come to that."""
 
 
 class LogAppender:
@@ -36,7 +41,7 @@ class LogAppender:
 
     def __init__(
         self,
-        directory: int,
+        directory: LogDirectory,
         format_: LogFormat,
         settings: PersistentSettings,
         index: LogIndex,
@@ -47,7 +52,7 @@ class LogAppender:
         """Begins no file yet.
 
         Args:
-            directory: A descriptor of where the files are; it stays the caller's.
+            directory: Where the files are; it stays the caller's, and open until `close`.
             format_: What the files look like.
             settings: How much of what.
             index: Is told of every page that was written, and of files that were evicted for it.
@@ -66,9 +71,11 @@ class LogAppender:
         self._clock: Final = clock
         self._report: Final = report
         self._file_bytes: Final = file_bytes(format_, settings)
-        self._names: Final = name_prefix(format_.layout.fingerprint) + os.urandom(8).hex()
+        self._name: Final = os.urandom(8).hex()
         self._turn = 0
         self._writer: tuple[LogWriter, IndexedFile] | None = None
+        #: The directory's turn in which that was begun.
+        self._began_in = 0
         #: Until when nothing is written; None while all is well.
         self._paused_until: float | None = None
 
@@ -91,8 +98,7 @@ class LogAppender:
         if self.pause_s():
             return False
         try:
-            writer, file = self._file_with_room()
-            writer.append(key, ranges)
+            file = self._write(key, ranges)
         except OSError as error:
             self._pause(error)
             return False
@@ -111,35 +117,78 @@ class LogAppender:
         except OSError as error:
             self._pause(error)
 
-    def _file_with_room(self) -> tuple[LogWriter, IndexedFile]:
-        """The file to write to.
+    def _write(self, key: bytes, ranges: Sequence[memoryview]) -> IndexedFile:
+        """Write a page; returns the file that it is in, which had its name after that.
 
         Raises:
             OSError: There is no room, or the disk fails.
         """
-        if self._writer is not None:
-            writer, file = self._writer
-            if not writer.is_linked:
-                self._writer = None
-                writer.close()
-                self._index.drop(file)
-            elif writer.num_bytes_with_one_more > self._file_bytes:
+        for _ in range(_TRIES):
+            writer, file = self._writer or self._begin()
+            if self._is_there(writer) and writer.num_bytes_with_one_more > self._file_bytes:
                 self._seal()
-        if self._writer is None:
-            self._make_room()
+                writer, file = self._begin()
+            if self._is_there(writer):
+                writer.append(key, ranges)
+                # What was removed meanwhile took the page with it.
+                if self._is_there(writer):
+                    return file
+            self._writer = None
+            writer.close()
+            self._index.drop(file)
+        raise _no_room()
+
+    def _is_there(self, writer: LogWriter) -> bool:
+        """Whether a file that this process writes can be found by others."""
+        return self._began_in == self._directory.turn and writer.is_linked
+
+    def _begin(self) -> tuple[LogWriter, IndexedFile]:
+        """Begin a file, in a directory that is made anew if it is gone.
+
+        Raises:
+            OSError: There is no room, or the disk fails.
+        """
+        self._began_in = self._directory.turn
+        try:
+            self._writer = self._begin_there()
+        except OSError as error:
+            if error.errno not in _GONE or not self._directory.renew():
+                raise
+            self._began_in = self._directory.turn
+            self._writer = self._begin_there()
+        return self._writer
+
+    def _begin_there(self) -> tuple[LogWriter, IndexedFile]:
+        """Begin a file, by the rules of `_log_room`.
+
+        Raises:
+            OSError: There is no room, or the disk fails.
+        """
+        directory = self._directory.descriptor
+        fingerprint = self._format.layout.fingerprint
+        for _ in range(_TRIES):
             self._turn += 1
-            name = f"{self._names}-{self._turn:08x}{LOG_SUFFIX}"
+            name = file_name(fingerprint, self._name, self._turn, self._file_bytes)
             file_id = int.from_bytes(os.urandom(8), "little")
             # Before it has its name, so that no scan takes it for another's.
             file = self._index.add_file(name, file_id, ours=True)
             try:
-                writer = LogWriter(self._directory, name, file_id, self._format)
+                writer = LogWriter(directory, name, file_id, self._format)
             except OSError:
                 self._index.drop(file)
                 raise
             file.named = True
-            self._writer = writer, file
-        return self._writer
+            begun = False
+            try:
+                if self._make_room(name):
+                    writer.begin()
+                    begun = True
+                    return writer, file
+            finally:
+                if not begun:
+                    self._index.drop(file)
+                    writer.discard(directory, name)
+        raise _no_room()
 
     def _seal(self) -> None:
         """End the file that is being written.
@@ -154,21 +203,28 @@ class LogAppender:
         finally:
             writer.close()
 
-    def _make_room(self) -> None:
-        """Evict what is in the way of one more file.
+    def _make_room(self, name: str) -> bool:
+        """Remove what is in the way of a file that was made.
+
+        Returns:
+            Whether the file may be written; else it has to give way, or is gone.
 
         Raises:
             OSError: The directory cannot be listed, or a file not be removed.
         """
-        sizes = sizes_in(self._directory)
-        for size in to_evict(sizes, self._settings.capacity_bytes, self._file_bytes):
-            # Somebody else may have been faster.
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(size.name, dir_fd=self._directory)
+        directory = self._directory.descriptor
+        sizes = sizes_in(directory)
+        going = to_evict(sizes, self._settings.capacity_bytes)
+        staying = {size.name for size in sizes} - {size.name for size in going}
+        if name not in staying:
+            return False
+        for size in going:
+            if remove(directory, size):
                 self._tally.add(files_evicted=1)
             for file in self._index.files:
                 if file.name == size.name:
                     self._index.drop(file)
+        return True
 
     def _pause(self, error: OSError) -> None:
         """Write nothing for a while, and say so if it is news."""
@@ -191,6 +247,11 @@ class LogAppender:
             file.ours = False
             writer.close()
         self._paused_until = self._clock() + self._settings.retry_s
+
+
+def _no_room() -> OSError:
+    """What is raised where too many write at once for the capacity."""
+    return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def file_bytes(format_: LogFormat, settings: PersistentSettings) -> int:

@@ -2,8 +2,8 @@
 
 A file is written by one process, from its start to its end, and never again. Its name says whose
 pages it holds, who wrote it and in which turn, so that no two writers on any nodes ever want one
-name: `<layout>-<writer>-<turn>.pages`, the first 16 digits of the layout's fingerprint, 16 random
-ones, and 8 that count.
+name, and how long it may get: `<layout>-<writer>-<turn>-<bytes>.pages`, the first 16 digits of the
+layout's fingerprint, 16 random ones, 8 that count, and a number, all hexadecimal.
 
 The writer *seals* a file by taking away the right to write it; then its length is final. Before it
 does, it adds the list of keys, which spares whoever opens the file a look at every header:
@@ -29,6 +29,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import stat
 import struct
 from typing import TYPE_CHECKING, Final, Self
@@ -57,12 +58,24 @@ _KEYS_MAGIC: Final = b"RDXLKEYS"
 _END_MAGIC: Final = b"RDXLENDS"
 _KEYS_HEAD: Final = struct.Struct("=8sQ")
 _KEYS_END: Final = struct.Struct("=QQ8s")
+_RESERVED: Final = re.compile(r"-[0-9a-f]{16}-[0-9a-f]{8}-([0-9a-f]{1,16})\.pages$")
 _MAX_BUFFERS: Final = min(os.sysconf("SC_IOV_MAX"), 1024)
 
 
 def name_prefix(fingerprint: bytes) -> str:
     """How the names of the files of a layout begin."""
     return fingerprint.hex()[:_NAME_DIGITS] + "-"
+
+
+def file_name(fingerprint: bytes, writer: str, turn: int, num_bytes: int) -> str:
+    """The name of a file of a layout that a writer makes in some turn, of so many bytes at most."""
+    return f"{name_prefix(fingerprint)}{writer}-{turn:08x}-{num_bytes:x}{LOG_SUFFIX}"
+
+
+def reserved_bytes(name: str) -> int:
+    """How long a file may get, by its name; 0 if that does not say."""
+    found = _RESERVED.search(name)
+    return int(found[1], 16) if found else 0
 
 
 def _keys_bytes(count: int) -> int:
@@ -168,6 +181,11 @@ class LogFile:
         """Whether its length is final."""
         return not os.fstat(self._descriptor).st_mode & stat.S_IWUSR
 
+    @property
+    def is_linked(self) -> bool:
+        """Whether it still has its name; it may have been evicted since it was opened."""
+        return _is_linked(self._descriptor)
+
     def listed_keys(self) -> tuple[bytes, ...] | None:
         """The keys of all records, from the list at its end; None if there is no sound one.
 
@@ -255,7 +273,7 @@ class LogWriter:
     """
 
     def __init__(self, directory: int, name: str, file_id: int, format_: LogFormat) -> None:
-        """Make the file.
+        """Make the file, without a byte.
 
         Raises:
             OSError: It cannot be made; then it is not there.
@@ -265,14 +283,6 @@ class LogWriter:
         self._keys: Final[list[bytes]] = []
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | SAFELY
         self._descriptor: Final = os.open(name, flags, mode=MODE, dir_fd=directory)
-        data = LogHead(layout=format_.layout, file_id=file_id).pack()
-        try:
-            _write_all(self._descriptor, [memoryview(data)], 0)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                os.unlink(name, dir_fd=directory)
-            os.close(self._descriptor)
-            raise
 
     @property
     def num_bytes_with_one_more(self) -> int:
@@ -282,10 +292,16 @@ class LogWriter:
     @property
     def is_linked(self) -> bool:
         """Whether it still has its name; others, also on other nodes, may have evicted it."""
-        try:
-            return os.fstat(self._descriptor).st_nlink > 0
-        except OSError:
-            return False
+        return _is_linked(self._descriptor)
+
+    def begin(self) -> None:
+        """Write the head, once there is room for the file.
+
+        Raises:
+            OSError: There is none, or the disk fails.
+        """
+        head = LogHead(layout=self._format.layout, file_id=self._file_id).pack()
+        _write_all(self._descriptor, [memoryview(head)], 0)
 
     def append(self, key: bytes, ranges: Sequence[memoryview]) -> int:
         """Write a page behind all others.
@@ -325,9 +341,22 @@ class LogWriter:
         _write_all(self._descriptor, [memoryview(data + end)], self._format.offset(count))
         os.fchmod(self._descriptor, _SEALED_MODE)
 
+    def discard(self, directory: int, name: str) -> None:
+        """Remove it, as far as that can be, and close it."""
+        with contextlib.suppress(OSError):
+            os.unlink(name, dir_fd=directory)
+        os.close(self._descriptor)
+
     def close(self) -> None:
         """Close it, sealed or not."""
         os.close(self._descriptor)
+
+
+def _is_linked(descriptor: int) -> bool:
+    try:
+        return os.fstat(descriptor).st_nlink > 0
+    except OSError:
+        return False
 
 
 def _write_all(descriptor: int, buffers: list[memoryview], offset: int) -> None:

@@ -11,14 +11,16 @@ Rules of the file:
    a record whose header and bytes match is a page. All else is a miss and a counter;
 2. a file is opened for each batch of reads and closed again: what was evicted then is a miss, and
    no descriptor keeps its room from being free;
-3. one thread appends; any read;
+3. one thread appends; any read. Closing waits for none that reads;
 4. what the operating system says against reading is a miss and a counter; what it says against
-   writing is `_log_appender`'s, and reads go on.
+   writing is `_log_appender`'s, and reads go on;
+5. the directory is where its path leads: one that was removed or replaced is followed.
 """
 
 from __future__ import annotations
 
 import contextlib
+import enum
 import errno
 import logging
 import os
@@ -28,8 +30,9 @@ from typing import TYPE_CHECKING, Final
 
 from radixlink_contracts import PageBits
 from radixlink_contracts.errors import StorageError
-from radixlink_store._directory import names_in, open_directory
+from radixlink_store._directory import names_in
 from radixlink_store._log_appender import LogAppender
+from radixlink_store._log_directory import LogDirectory
 from radixlink_store._log_file import LOG_SUFFIX, LogFile, LogFormat, name_prefix
 from radixlink_store._log_index import LogIndex
 
@@ -43,6 +46,15 @@ if TYPE_CHECKING:
 
 _LOGGER: Final = logging.getLogger("radixlink_store")
 _USED_EVERY_S: Final = 60.0
+
+
+class _Found(enum.Enum):
+    """What became of reading a record."""
+
+    RIGHT = enum.auto()
+    DAMAGED = enum.auto()
+    EVICTED = enum.auto()
+    UNREADABLE = enum.auto()
 
 
 class PageLog:
@@ -81,13 +93,13 @@ class PageLog:
         self._format: Final = LogFormat(layout)
         self._prefix: Final = name_prefix(layout.fingerprint)
         self._index: Final = LogIndex()
-        self._directory: Final = open_directory(settings.path)
+        self._directory: Final = LogDirectory(settings.path, tally, report)
         try:
             self._appender: Final = LogAppender(
                 self._directory, self._format, settings, self._index, tally, clock, report
             )
         except BaseException:
-            os.close(self._directory)
+            self._directory.close()
             raise
         #: Held while the directory is looked at.
         self._scanning: Final = threading.Lock()
@@ -124,8 +136,10 @@ class PageLog:
     def use(self, keys: PageKeys) -> None:
         """Say that pages are used, so that their files stay."""
         files = {found[0].serial: found[0] for found in map(self._index.find, keys) if found}
-        for file in files.values():
-            self._use(file)
+        with self._directory.use() as directory:
+            if directory is not None:
+                for file in files.values():
+                    self._use(directory, file)
 
     def read(self, keys: PageKeys, columns: Sequence[memoryview]) -> PageBits:
         """Read whole pages.
@@ -135,18 +149,23 @@ class PageLog:
             columns: One for each layer range, writable. Shape: (num_pages, range_bytes[r]) bytes.
 
         Returns:
-            Which rows hold the right bytes; the others hold anything.
+            Which rows hold the right bytes; the others hold anything. None does after `close`.
         """
         mask = 0
         left: Sequence[int] = range(len(keys))
-        # A page may have an older record that is sound.
-        while left:
-            right, left = self._read_found(keys, left, columns)
-            mask |= right
+        with self._directory.use() as directory:
+            # A page may have an older record that is sound.
+            while left and directory is not None:
+                right, left = self._read_found(directory, keys, left, columns)
+                mask |= right
         return PageBits(mask, len(keys))
 
     def _read_found(
-        self, keys: PageKeys, pages: Sequence[int], columns: Sequence[memoryview]
+        self,
+        directory: int,
+        keys: PageKeys,
+        pages: Sequence[int],
+        columns: Sequence[memoryview],
     ) -> tuple[int, list[int]]:
         """Read some pages where the index finds them now.
 
@@ -162,7 +181,7 @@ class PageLog:
         for file, places in by_file.values():
             try:
                 path = self._settings.path / file.name
-                opened = LogFile.reopen(self._directory, path, file.file_id, self._format)
+                opened = LogFile.reopen(directory, path, file.file_id, self._format)
             except FileNotFoundError:
                 self._index.drop(file)
                 forgotten += [page for page, _ in places]
@@ -176,35 +195,40 @@ class PageLog:
                         column[page * size : (page + 1) * size]
                         for column, size in zip(columns, self._layout.range_bytes, strict=True)
                     ]
-                    sound = self._read_one(opened, number, keys[page], ranges)
-                    if sound:
-                        mask |= 1 << page
-                    elif sound is False:
-                        self._index.forget(file, number)
-                        forgotten.append(page)
-            self._use(file)
+                    match self._read_one(opened, number, keys[page], ranges):
+                        case _Found.RIGHT:
+                            mask |= 1 << page
+                        case _Found.DAMAGED:
+                            self._tally.add(corrupt=1)
+                            self._index.forget(file, number)
+                            forgotten.append(page)
+                        case _Found.EVICTED:
+                            self._index.drop(file)
+                            forgotten.append(page)
+                        case _Found.UNREADABLE:
+                            self._tally.add(read_failed=1)
+            self._use(directory, file)
         return mask, forgotten
 
     def _read_one(
         self, opened: LogFile, number: int, key: bytes, ranges: Sequence[memoryview]
-    ) -> bool | None:
-        """Read one page: whether it is sound, or None if the disk fails."""
+    ) -> _Found:
+        """Read one page."""
         try:
             head = opened.read(number, ranges)
         except OSError:
-            self._tally.add(read_failed=1)
-            return None
+            return _Found.UNREADABLE
         if head is not None and head.key == key and head.damaged_range(ranges) is None:
-            return True
-        self._tally.add(corrupt=1)
-        return False
+            return _Found.RIGHT
+        # Whoever evicts a file that somebody writes cuts it off.
+        return _Found.DAMAGED if opened.is_linked else _Found.EVICTED
 
-    def _use(self, file: IndexedFile) -> None:
+    def _use(self, directory: int, file: IndexedFile) -> None:
         now = self._clock()
         if now - file.used_at >= _USED_EVERY_S:
             file.used_at = now
             with contextlib.suppress(OSError):
-                os.utime(file.name, dir_fd=self._directory)
+                os.utime(file.name, dir_fd=directory)
 
     # --- what others did -------------------------------------------------------------------------
 
@@ -218,7 +242,10 @@ class PageLog:
             return
         try:
             self._scan_at = self._clock() + self._settings.rescan_s
-            self._rescan()
+            with self._directory.use() as directory:
+                if directory is not None:
+                    self._directory.follow()
+                    self._rescan(directory)
         except OSError:
             self._tally.add(read_failed=1)
         finally:
@@ -228,41 +255,35 @@ class PageLog:
         if self._clock() >= self._scan_at:
             self.refresh()
 
-    def _rescan(self) -> None:
+    def _rescan(self, directory: int) -> None:
         # Known first, and only what has its name: a file of our own that comes in between is in
         # neither list.
         known = {file.name: file for file in self._index.files if file.named}
         names = {
             name
-            for name in names_in(self._directory)
+            for name in names_in(directory)
             if name.startswith(self._prefix) and name.endswith(LOG_SUFFIX)
         }
         for name, file in known.items():
             if name not in names:
                 self._index.drop(file)
             elif not file.sealed and not file.ours:
-                self._adopt(name, file)
+                self._adopt(directory, name, file)
         # A file of our own comes into the index before it has its name.
         ours = {file.name for file in self._index.files}
         for name in sorted(names - ours):
             # Asked first: what is read after that is at least as long.
-            length = self._length(name)
+            length = _length(directory, name)
             if length is not None and self._strange.get(name) != length:
-                self._adopt(name, None, length)
+                self._adopt(directory, name, None, length)
         for name in self._strange.keys() - names:
             del self._strange[name]
 
-    def _length(self, name: str) -> int | None:
-        """How long a file is, or a link; None if that cannot be said."""
-        try:
-            return os.stat(name, dir_fd=self._directory, follow_symlinks=False).st_size
-        except OSError:
-            return None
-
-    def _adopt(self, name: str, file: IndexedFile | None, length: int = 0) -> None:
+    def _adopt(self, directory: int, name: str, file: IndexedFile | None, length: int = 0) -> None:
         """Know what a file of others has, that was not known.
 
         Args:
+            directory: Where it is.
             name: The file.
             file: What is known of it; None for a new one.
             length: How long a new one is at least.
@@ -270,9 +291,9 @@ class PageLog:
         path = self._settings.path / name
         try:
             opened = (
-                LogFile.open(self._directory, path)
+                LogFile.open(directory, path)
                 if file is None
-                else LogFile.reopen(self._directory, path, file.file_id, self._format)
+                else LogFile.reopen(directory, path, file.file_id, self._format)
             )
         except FileNotFoundError:
             return
@@ -333,8 +354,16 @@ class PageLog:
         return self._appender.append(key, ranges)
 
     def close(self) -> None:
-        """Seal the file that is being written, and close the directory."""
+        """Seal the file that is being written, and close the directory once nobody reads."""
         try:
             self._appender.close()
         finally:
-            os.close(self._directory)
+            self._directory.close()
+
+
+def _length(directory: int, name: str) -> int | None:
+    """How long a file is, or a link; None if that cannot be said."""
+    try:
+        return os.stat(name, dir_fd=directory, follow_symlinks=False).st_size
+    except OSError:
+        return None

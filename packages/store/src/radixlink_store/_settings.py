@@ -22,8 +22,8 @@ class PersistentSettings:
         path: The directory, made if only its last part is missing. Several stores, processes and
             nodes may share it; all of them should say the same of it.
         capacity_bytes: What its files may take together.
-        file_bytes: How long a file may get: pages are evicted by whole files. None: a sixteenth of
-            the capacity, 256 MiB at most.
+        file_bytes: How long a file may get: pages are evicted by whole files, and one that is being
+            written counts whole. None: a 64th of the capacity, 256 MiB at most.
         queue_bytes: Bytes of pages that may wait to be written, for each store. They wait in
             memory where they are; only their keys are queued.
         rescan_s: Seconds after which a look-up looks for files of others again.

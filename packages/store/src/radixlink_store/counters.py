@@ -61,6 +61,7 @@ class TierCounters:
         torn: Records that were passed over when files were opened: not whole, or being written.
         refused: Files that are named like ours and cannot be read as such.
         files_evicted: Files that were removed to make room.
+        reopened: How often the directory was gone, or another one was in its place.
     """
 
     written: int = 0
@@ -74,3 +75,4 @@ class TierCounters:
     torn: int = 0
     refused: int = 0
     files_evicted: int = 0
+    reopened: int = 0
