@@ -140,8 +140,7 @@ class Offloads:
         for node in nodes:
             marks = node.mark()
             if stored:
-                marks.stored |= marks.pending_bits
-                marks.touched = tick
+                marks.used_in_store(marks.pending_bits, node.held, tick)
             marks.pending, marks.pending_bits = None, 0
 
     def mark_touching(self, node: Node, operation_id: OperationId) -> None:
@@ -167,7 +166,7 @@ class Offloads:
         for node in nodes:
             marks = node.mark()
             if present:
-                marks.touched = tick
+                marks.used_in_store(marks.touching_bits, node.held, tick)
             else:
                 marks.stored &= ~marks.touching_bits
             marks.touching, marks.touching_bits = None, 0
@@ -200,8 +199,8 @@ class Offloads:
                 brought = FULL_BIT if start < floor else FULL_BIT | SWA_BIT
                 if node is end and params.mamba_value is not None:
                     brought |= MAMBA_BIT
-                marks.stored |= brought & node.held
-                marks.touched = tick
+                held = node.held
+                marks.used_in_store(brought & held, held, tick)
             # What came to a node since its offload began is due for itself, behind that.
             lacking = node.held & ~(marks.stored | marks.pending_bits)
             if lacking and (due or marks.hit_count >= threshold):
