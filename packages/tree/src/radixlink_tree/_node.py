@@ -25,9 +25,11 @@ class StoreMarks:
 
     __slots__ = (
         "chain",
+        "failures",
         "hit_count",
         "pending",
         "pending_bits",
+        "retry_at",
         "stored",
         "touched",
         "touching",
@@ -46,6 +48,10 @@ class StoreMarks:
         #: The offload on its way, and what it takes: never what is stored.
         self.pending: OperationId | None = None
         self.pending_bits = 0
+        #: Offloads of it that failed since the last that did not, and the tick before which it is
+        #: not offered again because of them.
+        self.failures = 0
+        self.retry_at = 0
         #: The tick at which the store was last known to have used all that is stored of it.
         self.touched = 0
         #: The touch on its way, and what it speaks of: of what is stored.

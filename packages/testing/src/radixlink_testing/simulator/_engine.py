@@ -497,11 +497,11 @@ class Engine:
         return result
 
     def _check_offered(self, nodes: dict[int, NodeId]) -> None:
-        """What was just used is in the store or on its way there, where nothing is due later."""
+        """What was just used is in the store or on its way there, where nothing is due or tried later."""
         if self._replica.offers_at_once:
             for rank in self._replica.ranks:
-                if not rank.cache.holders().due_offloads:
-                    node = nodes[rank.rank]
+                node = nodes[rank.rank]
+                if not (rank.cache.holders().due_offloads or rank.tree.held_back(node)):
                     path = pages_of(rank.tree.path_indices(node), rank.tree.page_size)
                     rank.watch.check_offered(path, rank.tree.node(node).mamba_slot)
 
