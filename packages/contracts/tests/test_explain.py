@@ -5,6 +5,7 @@ import pytest
 
 from radixlink_contracts import (
     Explanation,
+    HeldBack,
     HitCause,
     Holders,
     LoadFailure,
@@ -109,6 +110,7 @@ def test_an_explanation_is_a_few_lines() -> None:
         LoadFailure(op=OperationId(3), age=9, here=True, why="a page is gone"),
         LoadFailure(op=OperationId(4), age=2, here=False, why=""),
     )
+    held = HeldBack(node_id=NodeId(9), num_pages=3, failures=2, uses_left=100)
     full = attrs.evolve(
         EXPLANATION,
         lookup=None,
@@ -116,6 +118,7 @@ def test_an_explanation_is_a_few_lines() -> None:
         failures=failures,
         load_miss="no room",
         published=True,
+        held_back=(held,),
     )
     assert str(full).splitlines()[1:] == [
         f"  waits for {STATUS}",
@@ -124,7 +127,16 @@ def test_an_explanation_is_a_few_lines() -> None:
         "  load 4 failed 2 steps ago, on some other rank",
         "  was not loaded: no room",
         "  what was restored for it is locked",
+        f"  {held}",
     ]
+
+
+def test_what_is_held_back_is_one_line() -> None:
+    held = HeldBack(node_id=NodeId(9), num_pages=3, failures=2, uses_left=100)
+    assert str(held) == (
+        "node 9 (3 pages) was not stored, 2 failures in a row: "
+        "not offered again for 100 uses of the tree"
+    )
 
 
 def test_an_operation_is_one_line() -> None:

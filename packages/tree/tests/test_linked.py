@@ -6,9 +6,11 @@ import copy
 from array import array
 from typing import TYPE_CHECKING
 
+import attrs
 import pytest
 
 from radixlink_contracts import (
+    HeldBack,
     InsertOrigin,
     InsertParams,
     Namespace,
@@ -179,6 +181,122 @@ def test_node_whose_offload_failed_is_offered_again(rig: Rig) -> None:
     rig.tree.mark_offload_pending(end, OPERATION)
     rig.tree.finish_offload(OPERATION, stored=False)
     offers(rig)
+    rig.insert(1)
+    assert offers(rig) == [end]
+
+
+# -- what failed waits -----------------------------------------------------------------------------
+
+
+def fail(rig: Rig, *node_ids: NodeId) -> None:
+    """Offload these nodes, in vain."""
+    for node_id in node_ids:
+        rig.tree.mark_offload_pending(node_id, OPERATION)
+        rig.tree.finish_offload(OPERATION, stored=False)
+    rig.offered.clear()
+
+
+def uses_until_offered(rig: Rig, *pages: int) -> int:
+    """How many inserts of these pages it takes until something is offered: each is one use."""
+    for uses in range(1, 10_000):
+        rig.insert(*pages)
+        if rig.offered:
+            return uses
+    raise AssertionError("it was never offered again")
+
+
+def test_what_failed_is_held_back_for_twice_as_long_each_time_up_to_64_times(rig: Rig) -> None:
+    rig.tree.attach_linker(backup_threshold=1, retry_after=3)
+    end = rig.leaf(1)
+    waited: list[int] = []
+    for _ in range(8):
+        fail(rig, end)
+        waited.append(uses_until_offered(rig, 1))
+    assert waited == [3, 6, 12, 24, 48, 96, 192, 192]
+    assert offers(rig) == [end]
+
+
+def test_a_match_is_a_use_that_counts_for_what_is_held_back(rig: Rig) -> None:
+    rig.tree.attach_linker(backup_threshold=1, retry_after=3)
+    end = rig.leaf(1)
+    fail(rig, end)
+    rig.match(5)
+    rig.match(5)
+    rig.insert(1)
+    assert offers(rig) == [end]
+
+
+def test_what_was_stored_begins_with_the_shortest_wait_when_it_is_lost_and_fails(rig: Rig) -> None:
+    rig.tree.attach_linker(backup_threshold=1, touch_after=1, retry_after=3)
+    end = rig.leaf(1)
+    for _ in range(3):
+        fail(rig, end)
+        uses_until_offered(rig, 1)
+    store(rig, end)
+    rig.tree.mark_touch_pending(end, OPERATION)
+    rig.tree.finish_touch(OPERATION, present=False)
+    # Lost in the store is no failure of an offload: it is due at once.
+    rig.offered.clear()
+    assert uses_until_offered(rig, 1) == 1
+    fail(rig, end)
+    assert uses_until_offered(rig, 1) == 3
+
+
+def test_behind_pages_that_are_held_back_nothing_is_offered_and_before_them_all_is(
+    rig: Rig,
+) -> None:
+    rig.tree.attach_linker(backup_threshold=1, retry_after=4)
+    head, middle = rig.leaf(1), rig.leaf(1, 2)
+    fail(rig, middle)
+    end = rig.leaf(1, 2, 3)
+    assert offers(rig) == [head]
+    assert rig.tree.backup_path(end) == (head,)
+    store(rig, head)
+    other = rig.leaf(1, 4)
+    assert offers(rig) == [other]
+    # With what holds it back it goes, and not before.
+    rig.match(5)
+    rig.insert(1, 2, 3)
+    assert offers(rig) == [middle, end]
+    assert rig.tree.backup_path(end) == (middle, end)
+
+
+def test_both_halves_of_what_failed_wait(rig: Rig) -> None:
+    rig.tree.attach_linker(backup_threshold=1, retry_after=4)
+    lower = rig.leaf(1, 2)
+    fail(rig, lower)
+    upper = rig.match(1).last_device_node
+    assert [(held.node_id, held.failures) for held in rig.tree.held_back(lower)] == [
+        (upper, 1),
+        (lower, 1),
+    ]
+    assert uses_until_offered(rig, 1, 2) == 3
+    assert offers(rig) == [upper, lower]
+
+
+def test_what_is_held_back_is_told_until_it_is_due(rig: Rig) -> None:
+    rig.tree.attach_linker(backup_threshold=1, retry_after=2)
+    head, end = rig.leaf(1), rig.leaf(1, 2, 3)
+    assert rig.tree.held_back(end) == ()
+    fail(rig, end)
+    told = HeldBack(node_id=end, num_pages=2, failures=1, uses_left=2)
+    assert rig.tree.held_back(end) == (told,)
+    assert rig.tree.held_back(head) == ()
+    rig.match(5)
+    assert rig.tree.held_back(end) == (attrs.evolve(told, uses_left=1),)
+    rig.match(5)
+    assert rig.tree.held_back(end) == ()
+
+
+def test_reset_and_detach_forget_what_failed(rig: Rig) -> None:
+    rig.tree.attach_linker(backup_threshold=1, retry_after=100)
+    fail(rig, rig.leaf(1))
+    rig.apply(rig.tree.reset())
+    end = rig.leaf(1)
+    assert offers(rig) == [end]
+    fail(rig, end)
+    rig.tree.detach_linker()
+    rig.tree.attach_linker(backup_threshold=1, retry_after=100)
     rig.insert(1)
     assert offers(rig) == [end]
 
@@ -431,9 +549,11 @@ def test_second_linker_is_refused(rig: Rig) -> None:
     assert offers(rig) == [], "the first linker's threshold stands"
 
 
-def test_threshold_below_one_is_refused(rig: Rig) -> None:
+def test_numbers_out_of_range_are_refused(rig: Rig) -> None:
     with pytest.raises(ContractError, match=r"got 0$"):
         rig.tree.attach_linker(backup_threshold=0)
+    with pytest.raises(ContractError, match=r"retry_after of at least 0, got -1$"):
+        rig.tree.attach_linker(backup_threshold=1, retry_after=-1)
     linked(rig)
 
 

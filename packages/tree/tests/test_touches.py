@@ -97,6 +97,24 @@ def test_restored_pages_count_as_used_and_a_restore_names_nothing(rig: Rig) -> N
     assert hot(rig, 1, 2) == (head, result.last_device_node)
 
 
+@pytest.mark.parametrize("restored", [False, True])
+def test_a_part_that_is_stored_alone_makes_nothing_else_of_its_node_used(*, restored: bool) -> None:
+    """A state that comes late; a load that brings the pages without the state that is stored too."""
+    rig = Rig(2, states=StateRules())
+    rig.tree.attach_linker(backup_threshold=1, touch_after=AFTER)
+    end = rig.insert(1, 2, state=restored).last_device_node
+    store(rig, end)
+    use(rig, AFTER)
+    if restored:
+        rig.insert(1, 2, state=False, origin=InsertOrigin.RESTORED)
+        assert held_stored(rig, end) == (ComponentType.FULL, ComponentType.MAMBA)
+    else:
+        rig.insert(1, 2)
+        assert rig.tree.node(end).unstored == (ComponentType.MAMBA,)
+        store(rig, end)
+    assert hot(rig, 1, 2) == (end,)
+
+
 def test_a_failed_touch_leaves_the_node_unstored_so_that_it_is_offered_again(rig: Rig) -> None:
     end = rig.leaf(1, 2)
     store(rig, end)

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 
-SETTINGS = LinkerSettings(step_timeout_s=20.0)
+#: What failed is offered at its next use: but for how long it waits, which has tests of its own.
+SETTINGS = LinkerSettings(step_timeout_s=20.0, retry_after_uses=0)
 
 
 class Replica:

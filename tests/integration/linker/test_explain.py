@@ -55,6 +55,26 @@ def gaps(rank: Rank, name: str) -> dict[PoolName, list[int]]:
     }
 
 
+# -- what of the device could not be stored --------------------------------------------------------
+
+
+def test_what_could_not_be_stored_is_told_of_a_request_that_goes_on_from_it(
+    make_replica: MakeReplica,
+) -> None:
+    replica = make_replica(2, settings=LinkerSettings(retry_after_uses=10))
+    replica.ranks[-1].store.raising.add("put")
+    replica.compute(TOKENS)
+    assert replica.settle().num_offloads_failed == 1
+    # The rank whose store is well knows it too: it is what all of them do.
+    replica.ask("a", [*TOKENS, 11, 12])
+    (held,) = replica.alike(lambda rank: explain(rank, "a").held_back)
+    # It was matched twice.
+    assert (held.num_pages, held.failures, held.uses_left) == (4, 1, 8)
+    assert str(held) in str(explain(replica.ranks[0], "a"))
+    replica.evict()
+    assert replica.alike(lambda rank: explain(rank, "a").held_back) == ()
+
+
 # -- a request's life ------------------------------------------------------------------------------
 
 

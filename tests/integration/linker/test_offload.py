@@ -134,8 +134,39 @@ def test_a_store_that_is_full_is_a_failure_and_no_loop(
     assert replica.ask("a", TOKENS).host_hit_length == 4
 
 
+@both
+def test_a_store_that_stays_full_is_asked_ever_less_and_is_used_once_it_has_room(
+    make_replica: MakeReplica, num_ranks: int
+) -> None:
+    """One rank's store is full, so all hash and gather as seldom."""
+    settings = LinkerSettings(retry_after_uses=4, staged_percent=100)
+    replica = make_replica(num_ranks, settings=settings)
+    full = replica.ranks[-1].store
+    full.unwelcome.add(replica.ranks[-1].page_keys(TOKENS)[0])
+    tried: list[int] = []
+    whole = list(TOKENS)
+    for turn in range(64):
+        if turn % 10 == 9:
+            # What is new behind pages that the store lacks is not tried for itself.
+            whole += [20 + turn, 21 + turn]
+        replica.compute(whole)
+        report = replica.settle()
+        if report.num_offloads_failed or report.num_offloads_stored:
+            tried.append(turn)
+    # A turn is a match and an insert, so these are 4, 8, 16, 32 and 64 uses of the tree.
+    assert tried == [0, 2, 6, 14, 30, 62]
+    full.unwelcome.clear()
+    for _ in range(64):
+        replica.compute(whole)
+        replica.settle()
+    replica.evict()
+    assert replica.restore("a", whole).landed == ("a",)
+    assert replica.match("a", whole).device_prefix_len == len(whole)
+
+
 def test_a_chain_is_offered_from_the_root_down(make_replica: MakeReplica) -> None:
-    replica = make_replica(by_hand=True, settings=LinkerSettings(max_operations=2))
+    settings = LinkerSettings(max_operations=2, retry_after_uses=0)
+    replica = make_replica(by_hand=True, settings=settings)
     replica.compute(TOKENS[:2])
     replica.settle()
     (rank,) = replica.ranks

@@ -433,6 +433,31 @@ def take_every_offload_for_stored(patch: Patch) -> None:
     patch.setattr(Offloads, "decide", decide)
 
 
+def try_what_failed_again_at_once(patch: Patch) -> None:
+    original = UnifiedTreeCore.finish_offload
+
+    def finish_offload(self: UnifiedTreeCore, operation_id: OperationId, *, stored: bool) -> None:
+        self._offloads.retry_after = 0
+        original(self, operation_id, stored=stored)
+
+    patch.setattr(UnifiedTreeCore, "finish_offload", finish_offload)
+
+
+def hold_back_only_where_it_failed(patch: Patch) -> None:
+    original = Offloads.decide
+
+    def decide(self: Offloads, operation: OffloadOperation, report: ReportBuilder) -> None:
+        tree = self._tree
+        assert isinstance(tree, UnifiedTreeCore)
+        nodes = tree._offloads.pending[operation.op]
+        original(self, operation, report)
+        if operation.local_verdict is not Verdict.FAILED:
+            for node in nodes:
+                node.mark().retry_at = 0
+
+    patch.setattr(Offloads, "decide", decide)
+
+
 def take_every_touch_for_present(patch: Patch) -> None:
     original = Touches.decide
 
@@ -632,6 +657,16 @@ MUTANTS: Final = (
     ),
     Mutant(name="no frame with the others", rule=Rule.GROUP, breaks=decide_alone),
     Mutant(name="stored without all ranks", rule=Rule.STORED, breaks=take_every_offload_for_stored),
+    Mutant(
+        name="what failed is tried again at once",
+        rule=Rule.STORED,
+        breaks=try_what_failed_again_at_once,
+    ),
+    Mutant(
+        name="held back only where it failed",
+        rule=Rule.STORED,
+        breaks=hold_back_only_where_it_failed,
+    ),
     Mutant(name="touched without all ranks", rule=Rule.STORED, breaks=take_every_touch_for_present),
     Mutant(name="restored pages are offered", rule=Rule.STORED, breaks=offer_what_was_restored),
     Mutant(

@@ -39,6 +39,7 @@ from radixlink_contracts._engine import PairedAllocator, RequestKV, SlotAllocato
 from radixlink_contracts._evict import EvictParams, EvictResult
 from radixlink_contracts._explain import (
     Explanation,
+    HeldBack,
     HitCause,
     Holders,
     LoadFailure,
@@ -114,6 +115,7 @@ __all__ = [
     "ExternalLinkerLoadPhase",
     "ExternalMatch",
     "Fence",
+    "HeldBack",
     "HitCause",
     "Holders",
     "IncLockRefParams",

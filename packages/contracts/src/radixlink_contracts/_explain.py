@@ -203,6 +203,31 @@ class LookupAnswer:
 
 
 @attrs.frozen(kw_only=True)
+class HeldBack:
+    """A node whose offload failed, and that is not offered again yet. Replicated.
+
+    Attributes:
+        node_id: The node.
+        num_pages: Its pages.
+        failures: How often in a row.
+        uses_left: Uses of the tree (matches and inserts) until an insert of its path offers it again.
+    """
+
+    node_id: NodeId
+    num_pages: int
+    failures: int
+    uses_left: int
+
+    @override
+    def __str__(self) -> str:
+        """One line."""
+        return (
+            f"node {self.node_id} ({self.num_pages} pages) was not stored, {self.failures} failures in a row: "
+            f"not offered again for {self.uses_left} uses of the tree"
+        )
+
+
+@attrs.frozen(kw_only=True)
 class Explanation:
     """Why a request's hit was what it was, as far as this rank can know.
 
@@ -220,6 +245,7 @@ class Explanation:
         failures: Those that failed, oldest first.
         load_miss: What the last `init_load_back` that said so gave as the reason.
         published: What was restored for it is locked until it matches, or for some steps.
+        held_back: What the device had of its sequence when the store was asked, and could not be stored lately.
     """
 
     request_id: RequestId
@@ -235,6 +261,7 @@ class Explanation:
     failures: tuple[LoadFailure, ...]
     load_miss: str | None
     published: bool
+    held_back: tuple[HeldBack, ...] = ()
 
     @override
     def __str__(self) -> str:
@@ -252,6 +279,7 @@ class Explanation:
             lines.append(f"was not loaded: {self.load_miss}")
         if self.published:
             lines.append("what was restored for it is locked")
+        lines += [str(one) for one in self.held_back]
         return "\n  ".join(lines)
 
 

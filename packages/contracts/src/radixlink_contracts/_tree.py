@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     import torch
 
     from radixlink_contracts._evict import EvictParams, EvictResult
+    from radixlink_contracts._explain import HeldBack
     from radixlink_contracts._ids import NodeId, OperationId
     from radixlink_contracts._insert import InsertParams, InsertResult
     from radixlink_contracts._keys import PageKeySource, RadixKey
@@ -212,19 +213,24 @@ class TreeCore(Protocol):
 class LinkedTreeCore(TreeCore, Protocol):
     """What a tree offers beyond `TreeCore` so that a linker can be attached."""
 
-    def attach_linker(self, *, backup_threshold: int, touch_after: int | None = None) -> None:
+    def attach_linker(
+        self, *, backup_threshold: int, touch_after: int | None = None, retry_after: int = 0
+    ) -> None:
         """From now on insert emits `BackupKV` for nodes used `backup_threshold` times that are not stored.
 
-        A node that is being offloaded is named again only where it has what that offload does not take.
+        A node that is being offloaded is named again only where it has what that offload does not take. One whose
+        offload failed is held back for a while; with its pages unstored so is all behind it, which would serve nobody.
 
         Args:
             backup_threshold: 1 offers each node at its first insert.
             touch_after: An insert names in `hot_nodes` what is stored of its path and was stored, restored or touched
                 at least so many uses of the tree (matches and inserts) ago. None: nothing.
+            retry_after: For how many uses of the tree a node is held back whose offload failed: so many after the
+                first failure, twice as many after each further one in a row, up to 64 times as many. 0: not at all.
 
         Raises:
             InvalidTransitionError: A linker is attached already.
-            ContractError: A number is below 1.
+            ContractError: `retry_after` is below 0, or another number below 1.
         """
         ...
 
@@ -253,7 +259,17 @@ class LinkedTreeCore(TreeCore, Protocol):
         ...
 
     def backup_path(self, node_id: NodeId) -> tuple[NodeId, ...]:
-        """What of the path to a node is to be offloaded with it: all that is unstored and on no way, root first.
+        """What of the path to a node is to be offloaded with it: all unstored, on no way, not held back, root first.
+
+        Raises:
+            StaleHandleError: There is no such node.
+
+        Cost: O(nodes on the path).
+        """
+        ...
+
+    def held_back(self, node_id: NodeId) -> tuple[HeldBack, ...]:
+        """The nodes on the path to a node whose offload failed and that are not offered yet, root first. For people.
 
         Raises:
             StaleHandleError: There is no such node.

@@ -28,7 +28,7 @@ from radixlink_linker._operation import (
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from radixlink_contracts import IncLockRefResult, ReceiptId, RequestId
+    from radixlink_contracts import HeldBack, IncLockRefResult, ReceiptId, RequestId
     from radixlink_linker._lookup import Lookup
     from radixlink_linker._operation import AnyOperation
     from radixlink_linker._requests import Request
@@ -75,6 +75,7 @@ def explanation_of(
     num_ranks: int,
     step: int,
     waits_for: AnyOperation | None,
+    held_back: tuple[HeldBack, ...],
 ) -> Explanation:
     """Why the last match of a request said what it said."""
     lookup = request.lookup
@@ -95,6 +96,7 @@ def explanation_of(
         ),
         load_miss=request.load_miss,
         published=request.published is not None,
+        held_back=held_back,
     )
 
 

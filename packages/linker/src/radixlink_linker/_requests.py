@@ -65,6 +65,7 @@ class Request:
         cause: Why its last match said what it said; None before there is one. Like all below, it is
             for explanations: nothing is decided of it.
         device_len: Tokens that the device had at that match.
+        device_end: Where they ended when the lookup was opened; the node may be gone by now.
         hit_len: Tokens beyond those that could be restored.
         waiting_on: The operation that it was told to wait for.
         failures: Its loads that failed.
@@ -79,6 +80,7 @@ class Request:
     published: IncLockRefResult | None = None
     cause: HitCause | None = None
     device_len: int = 0
+    device_end: NodeId | None = None
     hit_len: int = 0
     waiting_on: OperationId | None = None
     failures: list[FailedLoad] = attrs.field(factory=list)
@@ -140,6 +142,7 @@ class RequestTable:
             deadline=deadline,
         )
         request.num_tokens = len(key)
+        request.device_end = device.last_device_node
         request.lookup = lookup
         request.answered = False
         self.lookups.append(lookup)

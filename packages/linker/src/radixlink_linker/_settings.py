@@ -31,6 +31,9 @@ class LinkerSettings:
             up until `reset`.
         written_off_percent: How much of a pool may be given up so before the linker is.
         backup_threshold: Uses of a node before it is offered to the store.
+        retry_after_uses: Uses of the tree (matches and inserts) for which a node whose offload failed
+            is not offered again; twice as many after each further failure in a row, up to 64 times
+            as many.
         touch_after_uses: Uses of the tree (matches and inserts) after which a stored node that is
             used again is touched in the store.
         max_touches: Touches that may be on the way at once.
@@ -54,6 +57,7 @@ class LinkerSettings:
     write_off_steps: int = 1024
     written_off_percent: int = 5
     backup_threshold: int = 1
+    retry_after_uses: int = 64
     touch_after_uses: int = 1024
     max_touches: int = 8
     storing_ranks: tuple[int, ...] = ()
@@ -75,6 +79,7 @@ class LinkerSettings:
             ("write_off_steps", 1, 1 << 30),
             ("written_off_percent", 0, 100),
             ("backup_threshold", 1, 1 << 30),
+            ("retry_after_uses", 0, 1 << 30),
             ("touch_after_uses", 1, 1 << 30),
             ("max_touches", 0, WORD_BITS),
             ("max_hanging_lookups", 1, 1 << 30),

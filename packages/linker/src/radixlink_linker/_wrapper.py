@@ -35,7 +35,7 @@ from radixlink_contracts import (
     TouchingLinker,
     WrittenOff,
 )
-from radixlink_contracts.errors import ContractError
+from radixlink_contracts.errors import ContractError, StaleHandleError
 from radixlink_linker._breaker import Breaker
 from radixlink_linker._component_transfers import ComponentTransfers
 from radixlink_linker._counters import LinkerCounters
@@ -68,6 +68,7 @@ if TYPE_CHECKING:
         Clock,
         Executor,
         Explanation,
+        HeldBack,
         LinkedTreeCore,
         LinkerComponent,
         LoadBack,
@@ -82,6 +83,7 @@ if TYPE_CHECKING:
     from radixlink_linker._frame import AgreedFrame
     from radixlink_linker._operation import AnyOperation
     from radixlink_linker._ranks import FrameExchange
+    from radixlink_linker._requests import Request
     from radixlink_linker._settings import LinkerSettings
     from radixlink_linker._slots import DeviceSlots
 
@@ -199,7 +201,11 @@ class UnifiedCacheLinkerWrapper:
         """The tree offers its nodes, and says which are hot where there is somebody to touch them."""
         settings = self._settings
         after = settings.touch_after_uses if self._guarded.touches else None
-        self._tree.attach_linker(backup_threshold=settings.backup_threshold, touch_after=after)
+        self._tree.attach_linker(
+            backup_threshold=settings.backup_threshold,
+            touch_after=after,
+            retry_after=settings.retry_after_uses,
+        )
 
     @property
     def num_outstanding(self) -> int:
@@ -443,7 +449,15 @@ class UnifiedCacheLinkerWrapper:
             num_ranks=self._frames.group.size,
             step=self._operations.step,
             waits_for=waits_for,
+            held_back=self._held_back(request),
         )
+
+    def _held_back(self, request: Request) -> tuple[HeldBack, ...]:
+        """What the device had of a request when the store was asked, and could not be stored lately."""
+        try:
+            return () if request.device_end is None else self._tree.held_back(request.device_end)
+        except StaleHandleError:
+            return ()
 
     def holders(self) -> Holders:
         """Who holds a lock, a slot or an operation; see `LinkedPrefixCache.holders`."""

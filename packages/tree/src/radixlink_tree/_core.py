@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from radixlink_contracts import (
         DecLockRefParams,
         EvictParams,
+        HeldBack,
         IncLockRefParams,
         InsertParams,
         MatchPrefixParams,
@@ -452,9 +453,11 @@ class UnifiedTreeCore(RadixStructure):
 
     # -- what a linker adds ------------------------------------------------------------------------
 
-    def attach_linker(self, *, backup_threshold: int, touch_after: int | None = None) -> None:
+    def attach_linker(
+        self, *, backup_threshold: int, touch_after: int | None = None, retry_after: int = 0
+    ) -> None:
         """Start to offer nodes; see `LinkedTreeCore.attach_linker`."""
-        self._offloads.attach(backup_threshold, touch_after)
+        self._offloads.attach(backup_threshold, touch_after, retry_after)
 
     def detach_linker(self) -> None:
         """Be as without a linker; see `LinkedTreeCore.detach_linker`."""
@@ -464,7 +467,11 @@ class UnifiedTreeCore(RadixStructure):
 
     def backup_path(self, node_id: NodeId) -> tuple[NodeId, ...]:
         """What goes with an offload of a node; see `LinkedTreeCore.backup_path`."""
-        return self._offloads.backup_path(self._find(node_id))
+        return self._offloads.backup_path(self._find(node_id), self._tick)
+
+    def held_back(self, node_id: NodeId) -> tuple[HeldBack, ...]:
+        """What of a path failed lately; see `LinkedTreeCore.held_back`."""
+        return self._offloads.held_back(self._find(node_id), self._tick, self.page_size)
 
     def mark_offload_pending(self, node_id: NodeId, operation_id: OperationId) -> None:
         """The node is being offloaded; see `LinkedTreeCore.mark_offload_pending`."""

@@ -23,9 +23,11 @@ class StoreMarks:
 
     __slots__ = (
         "chain",
+        "failures",
         "hit_count",
         "pending",
         "pending_bits",
+        "retry_at",
         "stored",
         "touched",
         "touching",
@@ -44,11 +46,24 @@ class StoreMarks:
         #: The offload on its way, and what it takes: never what is stored.
         self.pending: OperationId | None = None
         self.pending_bits = 0
-        #: The tick at which the store was last known to have used what is stored of it.
+        #: Offloads of it that failed since the last that did not, and the tick before which it is
+        #: not offered again because of them.
+        self.failures = 0
+        self.retry_at = 0
+        #: The tick at which the store was last known to have used all that is stored of it.
         self.touched = 0
         #: The touch on its way, and what it speaks of: of what is stored.
         self.touching: OperationId | None = None
         self.touching_bits = 0
+
+    def used_in_store(self, bits: int, held: int, tick: int) -> None:
+        """The store has used some components at a tick, and they are stored.
+
+        What else is stored of what the node holds was used before, and counts: the oldest decides.
+        """
+        if not held & self.stored & ~bits:
+            self.touched = tick
+        self.stored |= bits
 
 
 class Node:

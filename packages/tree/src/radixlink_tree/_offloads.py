@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from radixlink_contracts import ComponentType, InsertOrigin
+from radixlink_contracts import ComponentType, HeldBack, InsertOrigin
 from radixlink_contracts.errors import ContractError, InvalidTransitionError
 from radixlink_tree._node import FULL_BIT, MAMBA_BIT, SWA_BIT
 
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 _DIGEST_MASK: Final = (1 << 64) - 1
 _DIGEST_PRIME: Final = 0x100000001B3
+#: So many failures of a node in a row double the time until it is offered again; more do not.
+_MAX_DOUBLINGS: Final = 6
 
 
 class Offloads:
@@ -29,6 +31,9 @@ class Offloads:
         #: How many ticks after the store was last known to have used a stored node another use
         #: makes it hot; None where nobody touches.
         self.touch_after: int | None = None
+        #: How many ticks after the failure of its offload a node is offered again; twice as many
+        #: after each further one in a row.
+        self.retry_after = 0
         #: 64 bits over the changes since the linker was attached.
         self.digest = 0
         #: The nodes that each offload on its way speaks of: one, or more after splits. Some may be
@@ -37,7 +42,7 @@ class Offloads:
         #: The nodes that each touch on its way speaks of, likewise. It needs no lock.
         self.touching: dict[OperationId, list[Node]] = {}
 
-    def attach(self, threshold: int, touch_after: int | None) -> None:
+    def attach(self, threshold: int, touch_after: int | None, retry_after: int) -> None:
         """Start; see `LinkedTreeCore.attach_linker`."""
         if self.threshold is not None:
             msg = "attach_linker: expected no linker, got a second one"
@@ -48,8 +53,12 @@ class Offloads:
         if touch_after is not None and touch_after < 1:
             msg = f"attach_linker: expected touch_after of at least 1, or None, got {touch_after}"
             raise ContractError(msg)
+        if retry_after < 0:
+            msg = f"attach_linker: expected retry_after of at least 0, got {retry_after}"
+            raise ContractError(msg)
         self.threshold = threshold
         self.touch_after = touch_after
+        self.retry_after = retry_after
         self.digest = 0
 
     def detach(self) -> None:
@@ -82,6 +91,7 @@ class Offloads:
         """
         marks = upper.mark()
         marks.hit_count = lower.hit_count
+        marks.failures, marks.retry_at = lower.failures, lower.retry_at
         marks.stored = lower.stored & ~MAMBA_BIT
         if lower.chain is not None:
             marks.chain, lower.chain = lower.chain.split(num_pages)
@@ -119,20 +129,42 @@ class Offloads:
         self.pending.setdefault(operation_id, []).append(node)
 
     @staticmethod
-    def backup_path(end: Node) -> tuple[NodeId, ...]:
-        """What is unstored and idle on the path to a node, root first."""
+    def backup_path(end: Node, tick: int) -> tuple[NodeId, ...]:
+        """What is unstored, idle and not held back on the path to a node at a tick, root first."""
         path: list[NodeId] = []
         node = end
         while node.parent is not None:
-            idle = node.marks is None or node.marks.pending is None
-            if idle and node.unstored:
+            marks, unstored = node.marks, node.unstored
+            if unstored and marks is not None and tick < marks.retry_at:
+                if unstored & FULL_BIT:
+                    path.clear()
+            elif unstored and (marks is None or marks.pending is None):
                 path.append(node.node_id)
             node = node.parent
         path.reverse()
         return tuple(path)
 
+    @staticmethod
+    def held_back(end: Node, tick: int, page_size: int) -> tuple[HeldBack, ...]:
+        """The nodes of a path whose offload failed and that are not offered at a tick, root first."""
+        path: list[HeldBack] = []
+        node = end
+        while node.parent is not None:
+            marks = node.marks
+            if node.unstored and marks is not None and tick < marks.retry_at:
+                held = HeldBack(
+                    node_id=node.node_id,
+                    num_pages=node.num_tokens // page_size,
+                    failures=marks.failures,
+                    uses_left=marks.retry_at - tick,
+                )
+                path.append(held)
+            node = node.parent
+        path.reverse()
+        return tuple(path)
+
     def finish(self, operation_id: OperationId, tick: int, *, stored: bool) -> None:
-        """An offload ended: what it took is stored, as of a tick, or is as before."""
+        """An offload ended at a tick: what it took is stored, or is as before and waits for a while."""
         nodes = self.pending.pop(operation_id, None)
         if nodes is None:
             msg = f"finish_offload: expected an offload on its way, got operation {operation_id}"
@@ -140,8 +172,11 @@ class Offloads:
         for node in nodes:
             marks = node.mark()
             if stored:
-                marks.stored |= marks.pending_bits
-                marks.touched = tick
+                marks.used_in_store(marks.pending_bits, node.held, tick)
+                marks.failures = 0
+            else:
+                marks.retry_at = tick + (self.retry_after << min(marks.failures, _MAX_DOUBLINGS))
+                marks.failures += 1
             marks.pending, marks.pending_bits = None, 0
 
     def mark_touching(self, node: Node, operation_id: OperationId) -> None:
@@ -167,7 +202,7 @@ class Offloads:
         for node in nodes:
             marks = node.mark()
             if present:
-                marks.touched = tick
+                marks.used_in_store(marks.touching_bits, node.held, tick)
             else:
                 marks.stored &= ~marks.touching_bits
             marks.touching, marks.touching_bits = None, 0
@@ -179,7 +214,8 @@ class Offloads:
 
         Returns:
             What is due, root first: what is above a node that is due goes with it, so that its
-            prefix is stored too. And what is hot, root first: stored, and used again so long after
+            prefix is stored too. What failed lately waits, and so does what is behind pages of
+            such a node: they would serve nobody. And what is hot, root first: stored, and used again so long after
             the store was last known to have used it.
         """
         restored = params.origin is InsertOrigin.RESTORED
@@ -200,11 +236,14 @@ class Offloads:
                 brought = FULL_BIT if start < floor else FULL_BIT | SWA_BIT
                 if node is end and params.mamba_value is not None:
                     brought |= MAMBA_BIT
-                marks.stored |= brought & node.held
-                marks.touched = tick
+                held = node.held
+                marks.used_in_store(brought & held, held, tick)
             # What came to a node since its offload began is due for itself, behind that.
             lacking = node.held & ~(marks.stored | marks.pending_bits)
-            if lacking and (due or marks.hit_count >= threshold):
+            if lacking and tick < marks.retry_at:
+                if lacking & FULL_BIT:
+                    due.clear()
+            elif lacking and (due or marks.hit_count >= threshold):
                 due.append(node.node_id)
             if marks.touched <= long_ago and marks.touching is None and node.held & marks.stored:
                 hot.append(node.node_id)

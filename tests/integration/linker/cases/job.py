@@ -46,7 +46,8 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 
-SETTINGS = LinkerSettings(step_timeout_s=PATIENCE_S, staged_percent=100)
+#: What failed is offered at its next use.
+SETTINGS = LinkerSettings(step_timeout_s=PATIENCE_S, staged_percent=100, retry_after_uses=0)
 
 
 @attrs.frozen(kw_only=True)

@@ -497,13 +497,13 @@ class Engine:
         return result
 
     def _check_offered(self, nodes: dict[int, NodeId]) -> None:
-        """What was just used is in the store or on its way there, where nothing is due later."""
+        """What was just used is in the store or on its way there, where nothing is due or tried later."""
         if self._replica.offers_at_once:
             for rank in self._replica.ranks:
                 node = nodes[rank.rank]
                 path = pages_of(rank.tree.path_indices(node), rank.tree.page_size)
                 left = rank.device.not_offered(path, rank.tree.node(node).mamba_slot)
-                if left and not rank.cache.holders().due_offloads:
+                if left and not (rank.cache.holders().due_offloads or rank.tree.held_back(node)):
                     rank.watch.breach(
                         Rule.STORED, f"{left[0]} is in the tree, used, and offered to no store"
                     )

@@ -297,6 +297,7 @@ def plan_of(seed: int, *, num_ranks: int | None = None, faults: bool | None = No
         shape.settings,
         touch_after_uses=touches.choice((1, 4, 16, 1 << 20)),
         max_touches=touches.choice((1, 2, 8)),
+        retry_after_uses=touches.choice((0, 1, 4, 16)),
     )
     shape = attrs.evolve(shape, settings=settings)
     num_ticks = _MIN_TICKS + rng.randrange(20)

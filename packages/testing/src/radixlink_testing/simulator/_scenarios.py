@@ -52,6 +52,7 @@ _SETTINGS: Final = LinkerSettings(
     publish_lock_steps=20,
     miss_steps=4,
     write_off_steps=60,
+    retry_after_uses=0,
     written_off_percent=100,
     step_timeout_s=20.0,
     lookup_timeout_s=2.0,

@@ -42,10 +42,18 @@ class WatchedTree(UnifiedTreeCore):
         self._watch = watch
         #: Something changed since whoever checks the tree's invariants set it back.
         self.changed = True
+        #: Matches and inserts.
+        self._uses = 0
+        self._retry_after = 0
+        #: The nodes of offloads on their way; and of those that failed, how often, and at how many
+        #: uses each may be tried again.
+        self._offloading: dict[OperationId, NodeId] = {}
+        self._failed: dict[NodeId, tuple[int, int]] = {}
 
     @override
     def match(self, params: MatchPrefixParams) -> MatchResult:
         """Find the longest prefix; a split is a change, which a digest tells while one is kept."""
+        self._uses += 1
         before = self.mutation_digest
         result = super().match(params)
         self.changed |= not self._watch.attached or self.mutation_digest != before
@@ -55,6 +63,7 @@ class WatchedTree(UnifiedTreeCore):
     def insert(self, params: InsertParams) -> InsertResult:
         """Add a sequence."""
         self.changed = True
+        self._uses += 1
         result = super().insert(params)
         self._watch.inserted(params, result)
         if result.cache_actions:
@@ -124,6 +133,11 @@ class WatchedTree(UnifiedTreeCore):
         """An offload ended."""
         self.changed = True
         super().finish_offload(operation_id, stored=stored)
+        node_id = self._offloading.pop(operation_id)
+        times, _ = self._failed.pop(node_id, (0, 0))
+        if not stored:
+            wait = self._retry_after * min(2**times, 64)
+            self._failed[node_id] = (times + 1, self._uses + wait)
         self._watch.offload_ended(operation_id, stored=stored)
 
     @override
@@ -131,6 +145,14 @@ class WatchedTree(UnifiedTreeCore):
         """An offload begins."""
         self.changed = True
         super().mark_offload_pending(node_id, operation_id)
+        self._offloading[operation_id] = node_id
+        times, retry_at = self._failed.get(node_id, (0, 0))
+        if self._uses < retry_at:
+            self._watch.breach(
+                Rule.STORED,
+                f"node {node_id} is offloaded at use {self._uses} of the tree; it failed {times} "
+                f"times and is held back until {retry_at}",
+            )
 
     @override
     def mark_touch_pending(self, node_id: NodeId, operation_id: OperationId) -> None:
@@ -153,9 +175,21 @@ class WatchedTree(UnifiedTreeCore):
         self._watch.touch_ended(operation_id, present=present)
 
     @override
+    def attach_linker(
+        self, *, backup_threshold: int, touch_after: int | None = None, retry_after: int = 0
+    ) -> None:
+        """Offer nodes."""
+        super().attach_linker(
+            backup_threshold=backup_threshold, touch_after=touch_after, retry_after=retry_after
+        )
+        self._retry_after = retry_after
+
+    @override
     def detach_linker(self) -> None:
         """Be as without a linker."""
         self.changed = True
+        self._offloading.clear()
+        self._failed.clear()
         super().detach_linker()
         self._watch.device.forget_restored()
 
@@ -164,6 +198,8 @@ class WatchedTree(UnifiedTreeCore):
         """Forget everything."""
         self.changed = True
         self._watch.locks.clear()
+        self._offloading.clear()
+        self._failed.clear()
         actions = super().reset()
         self._watch.gave_up(actions)
         return actions
