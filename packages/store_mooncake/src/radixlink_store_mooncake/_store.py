@@ -103,6 +103,11 @@ class MooncakePageStore(LendingStore):
         self._client: Final = client
         self._staging: Final = staging
         self._whole_pages: Final = whole_pages
+        self._frames: Final = PageFrames(
+            frame_bytes=page_format.object_bytes,
+            range_offsets=tuple(offset + TAG_BYTES for offset in page_format.tag_offsets),
+            max_pages=staging.block_bytes // page_format.object_bytes,
+        )
         self._prefix: Final = f"{namespace}/{FORMAT_VERSION}/{page_format.fingerprint.hex()}/"
         self._writer: Final = os.getpid()
         self._mutex: Final = threading.Lock()
@@ -213,12 +218,7 @@ class MooncakePageStore(LendingStore):
     @override
     def frames(self) -> PageFrames:
         """Frames are objects; see `_object.py`."""
-        form = self._format
-        return PageFrames(
-            frame_bytes=form.object_bytes,
-            range_offsets=tuple(offset + TAG_BYTES for offset in form.tag_offsets),
-            max_pages=self._staging.block_bytes // form.object_bytes,
-        )
+        return self._frames
 
     @override
     def lend(self, num_pages: int) -> Loan | None:
@@ -228,7 +228,7 @@ class MooncakePageStore(LendingStore):
             ContractError: It is for no page, or for more than fit a buffer.
         """
         self._require_open()
-        frames = self.frames
+        frames = self._frames
         if not 1 <= num_pages <= frames.max_pages:
             raise ContractError(
                 f"Mooncake store: expected a loan for 1..{frames.max_pages} pages, got {num_pages}"
@@ -286,13 +286,9 @@ class MooncakePageStore(LendingStore):
         size = self._size_of(layer_range)
         loan = self._own(lent, len(handles.keys), "verify")
         loan.require_held("verify")
-        tag = self._format.tag_offsets[layer_range]
-        data = tag + TAG_BYTES
-        tags, rows = loan.frames[:, tag:data], loan.frames[:, data : data + size]
-        judged = (
-            (page, self._is_right(handles, page, layer_range, tags[page].data, rows[page]))
-            for page in handles.found
-        )
+        data = self._frames.range_offsets[layer_range]
+        rows = loan.frames[:, data : data + size]
+        judged = self._judge_lent(handles, layer_range, loan)
         return self._read(handles, layer_range, rows, judged)
 
     @override
@@ -482,11 +478,25 @@ class MooncakePageStore(LendingStore):
                     data = tag + TAG_BYTES
                     np.copyto(rows[page], block.bytes[data : data + size])
                     right = self._is_right(
-                        handles, page, layer_range, block.view[tag:data], rows[page]
+                        handles, page, layer_range, block.view[tag:data], rows[page].data
                     )
                 yield page, right
         finally:
             self._staging.release(place[0] for place in places if place is not None)
+
+    def _judge_lent(
+        self, handles: PageHandles, layer_range: int, loan: Loan
+    ) -> Iterator[tuple[int, bool]]:
+        """Each page that was found, and whether the range in its frame is right."""
+        view, frame_bytes = loan.buffer, self._frames.frame_bytes
+        offset, size = (
+            self._frames.range_offsets[layer_range],
+            self._layout.range_bytes[layer_range],
+        )
+        for page in handles.found:
+            data = page * frame_bytes + offset
+            tag = view[data - TAG_BYTES : data]
+            yield page, self._is_right(handles, page, layer_range, tag, view[data : data + size])
 
     def _read_stored(
         self, handles: PageHandles, pages: Sequence[int], layer_range: int, rows: Bytes
@@ -515,7 +525,7 @@ class MooncakePageStore(LendingStore):
                     else:
                         np.copyto(rows[page], block.bytes[data : tag + size])
                         tagged = block.view[tag:data]
-                        if self._is_right(handles, page, layer_range, tagged, rows[page]):
+                        if self._is_right(handles, page, layer_range, tagged, rows[page].data):
                             yield page
                         elif self._is_renewed(handles, page, layer_range, tagged, rows[page]):
                             stale += 1
@@ -532,11 +542,11 @@ class MooncakePageStore(LendingStore):
             self._count(MooncakeCounters(read_stale=stale, failed=failed))
 
     def _is_right(
-        self, handles: PageHandles, page: int, layer_range: int, tag: memoryview, row: Bytes
+        self, handles: PageHandles, page: int, layer_range: int, tag: memoryview, row: memoryview
     ) -> bool:
         """These bytes are that range of that write of that page."""
         generation = handles.generations[page]
-        return bool(tag == self._format.tag(handles.keys[page], generation, layer_range, row.data))
+        return bool(tag == self._format.tag(handles.keys[page], generation, layer_range, row))
 
     def _look_again(
         self, handles: PageHandles, page: int, layer_range: int, row: Bytes
@@ -556,7 +566,7 @@ class MooncakePageStore(LendingStore):
                 return _Verdict.STALE
             np.copyto(row, block.bytes[TAG_BYTES:size])
             tag = block.view[:TAG_BYTES]
-            if self._is_right(handles, page, layer_range, tag, row):
+            if self._is_right(handles, page, layer_range, tag, row.data):
                 return _Verdict.RIGHT
             # Perhaps it was written anew since its header was read.
             renewed = self._is_renewed(handles, page, layer_range, tag, row)
