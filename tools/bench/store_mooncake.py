@@ -3,14 +3,15 @@
     python tools/bench/store_mooncake.py [--pages 8] [--page-kib 512] [--turns 200]
 
 A master and one owner are processes of their own on loopback, over TCP. Each turn moves the same
-number of bytes three times, in an order that changes by turns:
+number of bytes four times, in an order that changes by turns:
 
     bare     one batch call of Mooncake's
     checked  the same call, and by hand what a checksum takes: one XXH3 and one copy of each page
-    store    by the store: `put`; or `open` and `read`
+    copied   by the store from and to memory of the caller's own: `put`; or `open` and `read`
+    lent     by the store in memory that it lends: `put_lent`; or `lend`, `open_lent` and `verify`
 
-What is put was just written, as an engine's copy from its device writes it. The owner's memory was
-written before.
+What is put was just written, as an engine's copy from its device writes it: for `lent`, into the
+lent memory. The owner's memory was written before.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
+    from radixlink_contracts import LentFrames
     from radixlink_store_mooncake import MooncakePageStore
     from radixlink_store_mooncake._engine import MooncakeClient, ReplicateConfig
 
@@ -77,9 +79,9 @@ def free_port() -> int:
         return port
 
 
-@attrs.frozen(kw_only=True, eq=False)
+@attrs.define(kw_only=True, eq=False)
 class Sides:
-    """The sides of each turn."""
+    """The sides of each turn. The last field is what `write_lent` has filled for `lent_put`."""
 
     client: MooncakeClient
     config: ReplicateConfig
@@ -90,6 +92,7 @@ class Sides:
     out: bytearray
     pages: int
     page_bytes: int
+    _filled: LentFrames | None = attrs.field(default=None, init=False)
 
     def _addresses(self, memory: Bytes) -> list[int]:
         start = memory.ctypes.data
@@ -98,6 +101,18 @@ class Sides:
     def write(self) -> None:
         """The bytes to put are written by this process."""
         np.copyto(self.memory, self.source)
+
+    def write_lent(self) -> None:
+        """The same, written into lent memory."""
+        lent = self._filled = self.store.lend(self.pages)
+        assert lent is not None
+        np.copyto(self._rows(lent), self.source.reshape(self.pages, self.page_bytes))
+
+    def _rows(self, lent: LentFrames) -> Bytes:
+        """The pages in lent memory. Shape: (pages, page_bytes)."""
+        frames = np.frombuffer(lent.buffer, np.uint8).reshape(self.pages, -1)
+        (start,) = self.store.frames.range_offsets
+        return frames[:, start : start + self.page_bytes]
 
     def bare_put(self, turn: int) -> None:
         """One batch put."""
@@ -116,9 +131,17 @@ class Sides:
         codes = self.client.batch_put_from(names, addresses, sizes, self.config)
         assert codes == [0] * self.pages, codes
 
-    def store_put(self, turn: int) -> None:
+    def copied_put(self, turn: int) -> None:
         """The same bytes into the store."""
-        assert self.store.put(self._keys(turn), [self.memory.data]).complete, self.store.counters
+        keys = self._keys(turn, "copied")
+        assert self.store.put(keys, [self.memory.data]).complete, self.store.counters
+
+    def lent_put(self, turn: int) -> None:
+        """The same bytes, which lie in the store's memory, into the store."""
+        lent = self._filled
+        assert lent is not None
+        assert self.store.put_lent(self._keys(turn, "lent"), lent).complete, self.store.counters
+        lent.release()
 
     def bare_load(self, turn: int) -> None:
         """One batch get."""
@@ -137,45 +160,61 @@ class Sides:
             np.copyto(out[row], self.staging[row])
             xxh3_64_intdigest(out[row].data)
 
-    def store_load(self, turn: int) -> None:
+    def copied_load(self, turn: int) -> None:
         """The same from the store, verified."""
-        handles = self.store.open(self._keys(turn), 10.0)
+        handles = self.store.open(self._keys(turn, "copied"), 10.0)
         assert self.store.read(handles, 0, self.out).complete, self.store.counters
+
+    def lent_load(self, turn: int) -> None:
+        """The same into the store's memory, verified there."""
+        lent = self.store.lend(self.pages)
+        assert lent is not None
+        handles = self.store.open_lent(self._keys(turn, "lent"), 10.0, lent)
+        assert self.store.verify(handles, 0, lent).complete, self.store.counters
+        lent.release()
 
     def _names(self, turn: int, who: str = "bare") -> list[str]:
         return [f"{who}/{turn}/{page}" for page in range(self.pages)]
 
-    def _keys(self, turn: int) -> PageKeys:
+    def _keys(self, turn: int, who: str) -> PageKeys:
         return PageKeys.join(
-            turn.to_bytes(16, "little") + page.to_bytes(16, "little") for page in range(self.pages)
+            turn.to_bytes(8, "little") + who.ljust(8).encode() + page.to_bytes(16, "little")
+            for page in range(self.pages)
         )
 
 
+def nothing() -> None:
+    """What a side needs that needs nothing."""
+
+
 def turns(
-    sides: list[Callable[[int], None]], prepare: Callable[[], None], count: int
+    sides: list[tuple[Callable[[], None], Callable[[int], None]]], count: int
 ) -> list[list[float]]:
-    """The seconds of all sides, turn by turn; who is first changes."""
+    """The seconds of all sides, turn by turn; who is first changes.
+
+    Args:
+        sides: What each needs before its time starts, and the side.
+        count: How many turns.
+    """
     seconds = []
     for turn in range(_WARM_UP_TURNS + count):
         took = [0.0] * len(sides)
         for place in range(len(sides)):
-            side = (turn + place) % len(sides)
+            number = (turn + place) % len(sides)
+            prepare, side = sides[number]
             prepare()
             started = time.perf_counter()
-            sides[side](turn)
-            took[side] = time.perf_counter() - started
+            side(turn)
+            took[number] = time.perf_counter() - started
         seconds.append(took)
     return seconds[_WARM_UP_TURNS:]
 
 
 def row(name: str, seconds: list[list[float]], num_bytes: int) -> str:
     """One line of the table."""
-    bare, checked, ours = (statistics.median(side) for side in zip(*seconds, strict=True))
-    return (
-        f"{name:6}{bare * 1e3:9.3f}{checked * 1e3:9.3f}{ours * 1e3:9.3f}"
-        f"{(ours / bare - 1) * 100:9.1f} %{(ours / checked - 1) * 100:9.1f} %"
-        f"{num_bytes / ours / 1e9:9.2f}"
-    )
+    bare, *others = (statistics.median(side) for side in zip(*seconds, strict=True))
+    columns = "".join(f"{side * 1e3:9.3f} {(side / bare - 1) * 100:+5.1f} %" for side in others)
+    return f"{name:6}{bare * 1e3:9.3f}{columns}{num_bytes / others[-1] / 1e9:9.2f}"
 
 
 def measure(address: str, pages: int, page_bytes: int, count: int) -> None:
@@ -213,10 +252,27 @@ def measure(address: str, pages: int, page_bytes: int, count: int) -> None:
     client.batch_remove(
         [f"bare/{-1 - t}/{p}" for t in range(warm) for p in range(pages)], force=True
     )
-    puts = turns([sides.bare_put, sides.checked_put, sides.store_put], sides.write, count)
-    loads = turns([sides.bare_load, sides.checked_load, sides.store_load], lambda: None, count)
-    print(f"{pages} x {page_bytes >> 10} KiB, medians of {count} turns in ms; overhead; GB/s")
-    print("           bare  checked    store  to bare  to checked     GB/s")
+    written, lent = sides.write, sides.write_lent
+    puts = turns(
+        [
+            (written, sides.bare_put),
+            (written, sides.checked_put),
+            (written, sides.copied_put),
+            (lent, sides.lent_put),
+        ],
+        count,
+    )
+    loads = turns(
+        [
+            (nothing, side)
+            for side in (sides.bare_load, sides.checked_load, sides.copied_load, sides.lent_load)
+        ],
+        count,
+    )
+    print(
+        f"{pages} x {page_bytes >> 10} KiB, medians of {count} turns in ms, to bare; GB/s of lent"
+    )
+    print("           bare          checked           copied             lent     GB/s")
     print(row("put", puts, memory.nbytes))
     print(row("load", loads, memory.nbytes))
     print(sides.store.counters)

@@ -25,7 +25,7 @@ class HangingWorld(World):
     """A linker whose clock a test moves."""
 
     def __init__(self, **settings: float) -> None:
-        super().__init__(**settings)
+        super().__init__(**settings)  # type: ignore[arg-type]
         self.clock = ManualClock()
         self.linker = StoreLinker(
             pools={self.pool.name: self.pool},

@@ -16,7 +16,6 @@ from radixlink_contracts import (
     BatchIndex,
     CacheIdentity,
     Completion,
-    Copier,
     Fence,
     LoadMode,
     OperationId,
@@ -28,12 +27,14 @@ from radixlink_contracts import (
     PoolName,
     PoolTransfer,
     RequestId,
+    RowCopier,
     Staging,
 )
 from radixlink_contracts.errors import StorageError, TransferTimeoutError
 from radixlink_linker import StoreLinker, StoreLinkerSettings
 from radixlink_pools import CpuCopier, DevicePoolEntry, DevicePoolGroup, LayerBuffers
 from radixlink_testing import InMemoryStoreFactory
+from radixlink_testing.lending import LendingPageStore
 from radixlink_testing.linkers import FaultyPageStore
 from radixlink_testing.pages import page_keys, range_bytes
 
@@ -152,7 +153,7 @@ class HeldFence(Fence):
         return True
 
 
-class HeldCopier(Copier):
+class HeldCopier(RowCopier):
     """Copies at once; the end of each copy waits for `gate`."""
 
     def __init__(self) -> None:
@@ -179,6 +180,17 @@ class HeldCopier(Copier):
         self._inner.scatter(region, source)
         return HeldFence(self)
 
+    @override
+    def gather_rows(self, region: ByteRegion, out: torch.Tensor) -> Fence:
+        self._inner.gather_rows(region, out)
+        return HeldFence(self)
+
+    @override
+    def scatter_rows(self, region: ByteRegion, source: torch.Tensor) -> Fence:
+        self.scatters += 1
+        self._inner.scatter_rows(region, source)
+        return HeldFence(self)
+
 
 @attrs.define(eq=False)
 class Ticket(OperationTicket):
@@ -191,7 +203,7 @@ class Ticket(OperationTicket):
 class World:
     """A linker over a pool that has K and V in each layer."""
 
-    def __init__(self, *, packed: bool = True, **settings: float) -> None:
+    def __init__(self, *, packed: bool = True, lending: bool = False, **settings: float) -> None:
         self.story = Story()
         self.copier = HeldCopier()
         buffers = LayerBuffers(
@@ -211,9 +223,10 @@ class World:
             for pool, layout in group.layouts(IDENTITY)
         ]
         assert len(self.stores) == (1 if packed else 2)
+        self.lenders = [(pool, LendingPageStore(store)) for pool, store in self.stores]
         self.linker = StoreLinker(
             pools=group,
-            stores=self.stores,
+            stores=self.lenders if lending else self.stores,
             copier=self.copier,
             settings=StoreLinkerSettings(**{"layer_timeout_s": 60.0, **settings}),  # type: ignore[arg-type]
         )
@@ -323,11 +336,16 @@ def _bytes(place: int, key: bytes, layer_range: int, size: int) -> bytes:
     return range_bytes(key, layer_range, size, variant=f"object {place}")
 
 
-@pytest.fixture(params=[True, False], ids=["packed", "unpacked"])
+@pytest.fixture(
+    params=[(True, False), (False, False), (True, True), (False, True)],
+    ids=["packed", "unpacked", "packed-lent", "unpacked-lent"],
+)
 def world(request: pytest.FixtureRequest) -> Iterator[World]:
-    made = World(packed=request.param)
+    packed, lending = request.param
+    made = World(packed=packed, lending=lending)
     yield made
     made.end()
+    assert all(lender.num_lent == 0 for _, lender in made.lenders)
 
 
 def landed(*tickets: Ticket) -> list[Completion]:
@@ -854,5 +872,28 @@ def test_without_a_thread_nothing_is_kept(what: str, monkeypatch: pytest.MonkeyP
         assert world.offloads() == []
         assert world.empty(range(4))
         assert world.story.of("put") == []
+    finally:
+        world.end()
+
+
+def test_each_load_of_a_batch_has_lent_memory_of_its_own_until_it_ends() -> None:
+    world = World(lending=True)
+    ((_, lender),) = world.lenders
+    try:
+        world.put(0, 4)
+        bad, good = world.load(0, 2, at=4), world.load(2, 4, at=6)
+        ((_, store),) = world.stores
+        store.unreadable.add((1, 1))
+        world.copier.gate.clear()
+        world.start()
+        # Layer 0 of the first load is being copied: both are open.
+        assert world.copier.waiting.wait(30)
+        assert lender.num_lent == 2
+        world.copier.gate.set()
+        world.idle()
+        assert lender.num_lent == 0
+        assert lender.loans == [2, 2]
+        assert sorted(world.loads(), key=lambda one: one.op) == [*failed(bad), *landed(good)]
+        assert all(world.right(layer, range(2, 4), at=6) for layer in range(NUM_LAYERS))
     finally:
         world.end()

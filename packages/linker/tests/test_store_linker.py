@@ -16,7 +16,6 @@ from radixlink_contracts import (
     ByteRegion,
     CacheIdentity,
     Completion,
-    Copier,
     DevicePool,
     Fence,
     LoadMode,
@@ -31,12 +30,14 @@ from radixlink_contracts import (
     PoolName,
     PoolTransfer,
     RequestId,
+    RowCopier,
     Staging,
     StoreConfig,
 )
 from radixlink_contracts.errors import ContractError, StorageError, TransferTimeoutError
 from radixlink_linker import StoreLinker, StoreLinkerSettings
 from radixlink_testing import InMemoryStoreFactory
+from radixlink_testing.lending import GIVEN_BACK, LendingPageStore
 from radixlink_testing.linkers import FaultyPageStore
 from radixlink_testing.pages import page_keys, page_parts
 
@@ -112,7 +113,7 @@ class Ended(Fence):
         return self._copier.gate.wait(10)
 
 
-class HostCopier(Copier):
+class HostCopier(RowCopier):
     """Copies at once; the end of each copy waits for `gate`."""
 
     def __init__(self) -> None:
@@ -134,14 +135,22 @@ class HostCopier(Copier):
 
     @override
     def gather(self, region: ByteRegion, out: torch.Tensor) -> Fence:
-        self.copies += 1
-        out.copy_(region.rows[region.index].flatten())
-        return Ended(self)
+        return self.gather_rows(region, out.view(len(region.index), -1))
 
     @override
     def scatter(self, region: ByteRegion, source: torch.Tensor) -> Fence:
+        return self.scatter_rows(region, source.view(len(region.index), -1))
+
+    @override
+    def gather_rows(self, region: ByteRegion, out: torch.Tensor) -> Fence:
         self.copies += 1
-        region.rows[region.index] = source.view(len(region.index), -1)
+        out.copy_(region.rows[region.index])
+        return Ended(self)
+
+    @override
+    def scatter_rows(self, region: ByteRegion, source: torch.Tensor) -> Fence:
+        self.copies += 1
+        region.rows[region.index] = source
         return Ended(self)
 
 
@@ -165,13 +174,16 @@ LAYOUT = PoolLayout(
 class World:
     """A linker, a pool and a store."""
 
-    def __init__(self, **settings: float) -> None:
+    def __init__(
+        self, *, lending: bool = False, max_pages: int = 99, max_loans: int = 2, **settings: float
+    ) -> None:
         self.pool = Pool()
         self.copier = HostCopier()
         self.store = FaultyPageStore(InMemoryStoreFactory().open(LAYOUT))
+        self.lender = LendingPageStore(self.store, max_pages=max_pages, max_loans=max_loans)
         self.linker = StoreLinker(
             pools={PoolName.KV: self.pool},
-            stores={PoolName.KV: self.store},
+            stores={PoolName.KV: self.lender if lending else self.store},
             copier=self.copier,
             settings=StoreLinkerSettings(**settings),  # type: ignore[arg-type]
         )
@@ -246,11 +258,12 @@ class World:
         self.store.gate.set()
         self.copier.gate.set()
         self.linker.close()
+        assert self.lender.num_lent == 0
 
 
-@pytest.fixture
-def world() -> Iterator[World]:
-    world = World()
+@pytest.fixture(params=[False, True], ids=["copied", "lent"])
+def world(request: pytest.FixtureRequest) -> Iterator[World]:
+    world = World(lending=request.param)
     yield world
     world.end()
 
@@ -287,6 +300,85 @@ def test_pages_go_out_and_come_back(staging_bytes: int) -> None:
         assert world.store.calls.count("put") == -(-5 // run)
         assert max(world.copier.sizes) == min(run, 5) * PAGE_BYTES
         assert world.copier.sizes == sorted(set(world.copier.sizes))
+    finally:
+        world.end()
+
+
+@pytest.mark.parametrize("staging_bytes", [1, 2 * PAGE_BYTES + 1, 1 << 20])
+@pytest.mark.parametrize("max_pages", [1, 3, 100])
+def test_pages_go_through_lent_memory_and_no_other(staging_bytes: int, max_pages: int) -> None:
+    world = World(lending=True, staging_bytes=staging_bytes, max_pages=max_pages)
+    try:
+        world.fill(0, 5)
+        stored = world.offload(0, 5)
+        world.idle()
+        loaded = world.load(1, 5, at=9)
+        world.idle()
+        assert world.offloads() == landed(stored)
+        assert world.loads() == landed(loaded)
+        assert [world.pool.page(page) for page in range(9, 13)] == [
+            b"".join(page_parts(PageKeys(key), LAYOUT)) for key in page_keys(range(1, 5))
+        ]
+        assert world.copier.sizes == []
+        run = min(max(1, staging_bytes // PAGE_BYTES), max_pages)
+        assert sum(world.lender.loans) == 5 + 4
+        assert max(world.lender.loans) == min(run, 5)
+        assert world.lender.num_lent == 0
+    finally:
+        world.end()
+
+
+def test_what_is_not_lent_goes_through_staging() -> None:
+    world = World(lending=True, max_loans=1)
+    try:
+        other = world.lender.lend(1)
+        assert other is not None
+        world.fill(0, 5)
+        stored = world.offload(0, 5)
+        world.idle()
+        loaded = world.load(0, 5, at=9)
+        world.idle()
+        assert (world.offloads(), world.loads()) == (landed(stored), landed(loaded))
+        assert world.copier.sizes
+        assert world.lender.loans == [1]
+        assert [world.pool.page(page) for page in range(9, 14)] == [
+            world.pool.page(page) for page in range(5)
+        ]
+        other.release()
+        assert bytes(other.buffer) == bytes([GIVEN_BACK]) * len(other.buffer)
+    finally:
+        world.end()
+
+
+@pytest.mark.parametrize("call", ["open", "read", "put"])
+def test_memory_is_given_back_when_a_call_fails(call: str) -> None:
+    world = World(lending=True)
+    try:
+        world.put(0, 3)
+        world.fill(3, 6, at=3)
+        world.store.raising.add(call)
+        ticket = world.offload(3, 6, at=3) if call == "put" else world.load(0, 3, at=8)
+        world.idle()
+        assert world.offloads() + world.loads() == failed(ticket)
+        assert len(world.lender.loans) == 1
+        assert world.lender.num_lent == 0
+    finally:
+        world.end()
+
+
+def test_memory_is_lent_as_long_as_a_copy_of_it_runs() -> None:
+    world = World(lending=True)
+    try:
+        world.put(0, 2)
+        world.copier.gate.clear()
+        loaded = world.load(0, 2)
+        assert world.copier.waiting.wait(10)
+        loaded.decided = True
+        assert world.lender.num_lent == 1
+        world.copier.gate.set()
+        world.idle()
+        assert world.lender.num_lent == 0
+        assert world.loads() == failed(loaded)
     finally:
         world.end()
 

@@ -1,7 +1,7 @@
 """The Mooncake store against the suites that every page store must pass, with a real Mooncake.
 
 All of them with pages that `open` fetches whole, as is the default; what depends on how pages are
-read also with pages that are read range by range.
+put and read also with pages that are read range by range, and in memory that the store lends.
 
 What Mooncake cannot pass, it fails for one of these reasons:
 
@@ -46,6 +46,7 @@ from radixlink_testing import (
     read_right,
     read_variants,
 )
+from radixlink_testing.lending import BorrowingPageStore
 from radixlink_testing.pages import page_keys
 from radixlink_testing.store_peers import StorePeersTests
 
@@ -309,6 +310,45 @@ class TestReadRangeByRange:
         assert put_pages(store, keys, "later") == PageBits.all(8)
         assert read_right(store, handles) == PageBits.none(8)
         assert read_right(store, store.open(keys, 0.0), "later") == PageBits.all(8)
+
+
+class BorrowingPlace(NamespacePlace):
+    """One where all pages go through lent memory while there is any to be had."""
+
+    @override
+    def open(self, layout: PoolLayout) -> PageStore:
+        return BorrowingPageStore(self.namespace.factory.open(layout))
+
+
+class TestLent:
+    """The suite's cases about putting and reading."""
+
+    case_deadline_s: ClassVar[float] = PageStoreTests.case_deadline_s
+
+    @pytest.fixture
+    def place(self, whole: Namespace) -> StorePlace:
+        return BorrowingPlace(whole)
+
+    @pytest.fixture
+    def store(self, place: StorePlace) -> PageStore:
+        return place.open(SUITE_LAYOUT)
+
+    test_miss_is_a_value = PageStoreTests.test_miss_is_a_value
+    test_partial_hits = PageStoreTests.test_partial_hits_keep_their_places
+    test_first_writer_wins = PageStoreTests.test_first_writer_wins
+    test_duplicates = PageStoreTests.test_duplicates_in_one_put_are_one_page
+    test_pages_come_back = PageStoreTests.test_pages_come_back_in_every_layer_range
+    test_any_order = PageStoreTests.test_layer_ranges_are_read_in_any_order_and_again
+    test_later_page = PageStoreTests.test_page_stored_after_open_is_not_read_by_its_handle
+    test_any_thread = PageStoreTests.test_handles_are_read_by_any_thread
+    test_any_buffer = PageStoreTests.test_out_may_be_any_writable_buffer
+    test_nothing_beside_out = PageStoreTests.test_nothing_beside_out_is_written
+    test_pressure = PageStoreTests.test_pressure_evicts_and_never_mixes_bytes
+    test_threads = PageStoreTests.test_threads_only_ever_read_right_bytes
+    test_damage = (
+        TestMooncakeStore.test_page_damaged_before_it_is_opened_is_a_miss_and_can_be_stored_again
+    )
+    test_opened_page = TestMooncakeStore.test_opened_page_is_read_as_it_was_whatever_becomes_of_it
 
 
 class TestMooncakeStorePeers(StorePeersTests):

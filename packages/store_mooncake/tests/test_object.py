@@ -15,7 +15,7 @@ from radixlink_store_mooncake._object import (
     generation_of,
 )
 from radixlink_testing import SUITE_LAYOUT
-from radixlink_testing.pages import page_key
+from radixlink_testing.pages import page_key, range_bytes
 
 FORM = PageFormat.of(SUITE_LAYOUT)
 KEY = page_key(1)
@@ -76,3 +76,15 @@ def test_tag_names_its_generation_and_differs_in_all_that_it_covers() -> None:
     ]
     # Of the checksum alone: the generation is beside it.
     assert len({each[8:] for each in (tag, *others)}) == 6
+
+
+def test_sealed_page_has_the_header_and_the_tags_of_what_lay_there() -> None:
+    frame = memoryview(bytearray(b"\xee" * FORM.object_bytes))
+    ranges = [range_bytes(KEY, nth, size) for nth, size in enumerate(FORM.range_bytes)]
+    for start, data in zip(FORM.tag_offsets, ranges, strict=True):
+        frame[start + TAG_BYTES : start + TAG_BYTES + len(data)] = data
+    FORM.seal(KEY, HEADER, frame)
+    assert FORM.read_header(KEY, frame) == HEADER
+    for layer_range, (start, data) in enumerate(zip(FORM.tag_offsets, ranges, strict=True)):
+        tagged = bytes(frame[start : start + TAG_BYTES + len(data)])
+        assert tagged == FORM.tag(KEY, HEADER.generation, layer_range, data) + data

@@ -104,3 +104,45 @@ def test_block_whose_pages_were_all_asked_for_is_free() -> None:
     for _ in range(4):
         block.release()
     assert staging.take(0.0) is block
+
+
+def test_one_block_is_kept_back_from_borrowers() -> None:
+    staging = Staging(4096, 3)
+    first, second = staging.lend(), staging.lend()
+    assert first is not None
+    assert second is not None
+    assert staging.lend() is None
+    with staging.take(0.0) as left:
+        assert left not in {first, second}
+    staging.end_loan(first)
+    assert staging.lend() is first
+
+
+def test_borrower_waits_for_nothing_but_takes_what_is_kept() -> None:
+    staging = Staging(4096, 2)
+    with staging.take(0.0) as kept:
+        staging.keep(kept, {PAGE: 0}, uses=9)
+    block = staging.take(0.0)
+    lent = staging.lend()
+    assert lent is kept
+    assert staging.find([PAGE]) == [None]
+    staging.end_loan(kept)
+    # All are taken, none is lent.
+    last = staging.take(0.0)
+    assert {block, last} == {kept, block}
+    assert staging.lend() is None
+
+
+def test_block_that_a_call_holds_is_not_free_when_its_borrower_gives_it_back() -> None:
+    staging = Staging(4096, 2)
+    lent = staging.lend()
+    assert lent is not None
+    lent.hold()
+    staging.end_loan(lent)
+    other = staging.lend()
+    assert other is not None
+    assert other is not lent
+    with pytest.raises(UnansweredError):
+        staging.take(0.0)
+    lent.release()
+    assert staging.take(0.0) is lent

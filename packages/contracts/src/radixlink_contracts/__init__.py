@@ -4,7 +4,8 @@ No behaviour, no I/O, and no torch at run time.
 
 What you implement, by what you are:
 
-* a store backend: `PageStore` and `StoreFactory` (no torch, no tree, no ranks);
+* a store backend: `PageStore` and `StoreFactory` (no torch, no tree, no ranks); `Touchable` and `LendingStore` if
+  it can;
 * an engine: `RequestKV` and `SlotAllocator`; you call `PrefixCache` and `LinkedPrefixCache`;
 * a transfer engine of your own: `UnifiedCacheLinker`, and `TouchingLinker` and `BatchingLinker` if it can;
 * a tree or a component: `LinkedTreeCore`, `LinkerComponent`;
@@ -33,6 +34,7 @@ from radixlink_contracts._device import (
     Fence,
     LayerCounter,
     PoolGroup,
+    RowCopier,
     Staging,
 )
 from radixlink_contracts._engine import PairedAllocator, RequestKV, SlotAllocator, StateAllocator
@@ -60,6 +62,7 @@ from radixlink_contracts._keys import (
     PageKeySource,
     RadixKey,
 )
+from radixlink_contracts._lending import LendingStore, LentFrames, PageFrames
 from radixlink_contracts._linker import (
     BatchingLinker,
     Completion,
@@ -124,6 +127,8 @@ __all__ = [
     "InsertParams",
     "InsertResult",
     "LayerCounter",
+    "LendingStore",
+    "LentFrames",
     "LinkedPrefixCache",
     "LinkedTreeCore",
     "LinkerComponent",
@@ -146,6 +151,7 @@ __all__ = [
     "OperationTicket",
     "Outcome",
     "PageBits",
+    "PageFrames",
     "PageHandles",
     "PageKeySource",
     "PageKeys",
@@ -164,6 +170,7 @@ __all__ = [
     "ReceiptId",
     "RequestId",
     "RequestKV",
+    "RowCopier",
     "Shard",
     "SlotAllocator",
     "Staging",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import attrs
 
@@ -98,6 +98,33 @@ class Copier(Protocol):
             source: Staging. Shape: (num_pages * row bytes,) uint8.
 
         Cost: one indexed copy, no loop over pages.
+        """
+        ...
+
+
+@runtime_checkable
+class RowCopier(Copier, Protocol):
+    """A copier whose host side may be rows with gaps between them. Optional: for memory that a store lends."""
+
+    def gather_rows(self, region: ByteRegion, out: torch.Tensor) -> Fence:
+        """Copy rows out of the device.
+
+        Args:
+            region: What to read.
+            out: Host memory. Shape: (num_pages, row bytes) uint8; each row is contiguous.
+
+        Cost: as for `gather`.
+        """
+        ...
+
+    def scatter_rows(self, region: ByteRegion, source: torch.Tensor) -> Fence:
+        """Copy rows into the device.
+
+        Args:
+            region: What to write.
+            source: Host memory. Shape: (num_pages, row bytes) uint8; each row is contiguous.
+
+        Cost: as for `scatter`.
         """
         ...
 

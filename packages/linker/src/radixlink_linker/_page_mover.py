@@ -1,17 +1,24 @@
-"""`PageMover`: moves pages between device pools and stores, through staging memory of its own.
+"""`PageMover`: moves pages between device pools and stores, through memory on the host.
 
-A run is as many pages of one pool as fit the staging memory; it is opened once, so that all its
-layers come from one write of each page. Before each copy the owner is asked, by `copy`.
+A run is as many pages of one pool as fit that memory; it is opened once, so that all its layers come
+from one write of each page. Before each copy the owner is asked, by `copy`.
+
+The memory is the store's where the store lends it and the copier can use it: then what is copied
+from the device is what the store sends, and the reverse. Each run borrows for itself, and gives back
+when it has ended. Where nothing is lent, it is staging memory of the mover's own, and the store
+copies.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 import attrs
 
+from radixlink_linker._lent_pages import LentPages, max_lent
 from radixlink_linker._runtime import give_way
 
 if TYPE_CHECKING:
@@ -47,19 +54,21 @@ class GuardedCopy(Protocol):
 
 @attrs.frozen(kw_only=True, eq=False)
 class OpenRun:
-    """Pages of one pool that a store promised to hold for a while.
+    """Pages of one pool that a store promised to hold for a while. Whoever opened it closes it.
 
     Attributes:
         pool: Where to.
         store: Where from.
         handles: Of the pages.
         rows: Their rows in the pool. Shape: (num_pages,) int64.
+        lent: The store's memory that they were fetched into; None where they are read from the store.
     """
 
     pool: DevicePool
     store: PageStore
     handles: PageHandles
     rows: torch.Tensor
+    lent: LentPages | None
 
     def __len__(self) -> int:
         """Number of pages."""
@@ -69,11 +78,16 @@ class OpenRun:
         """The ranges of a page that belong to a layer of the model."""
         return [place for place, owner in enumerate(self.pool.layers) if owner == layer]
 
+    def close(self) -> None:
+        """Give back what was lent for it. Idempotent."""
+        if self.lent is not None:
+            self.lent.release()
+
 
 class PageMover:
     """Moves the pages of jobs. Failures are raised, with what was missing.
 
-    Thread: one; it owns the staging memory.
+    Thread: one; it owns the staging memory, and what is lent.
     """
 
     def __init__(
@@ -106,15 +120,14 @@ class PageMover:
 
         Raises:
             TransferError: Some page is not to be had.
+
+        Owns: the caller closes each.
         """
         for pool, transfer in self._stores.resolve(job.transfers):
             store = self._stores.store_of(pool)
             rows = pool.page_rows(transfer)
-            for keys, some_rows in self._runs(pool, transfer.keys.resolve(give_way), rows):
-                handles = store.open(keys, self._lease_s)
-                if not handles.found.complete:
-                    raise job.failed(f"{_absent(handles.found)} are gone")
-                yield OpenRun(pool=pool, store=store, handles=handles, rows=some_rows)
+            for keys, some_rows in self._runs(pool, store, transfer.keys.resolve(give_way), rows):
+                yield self._opened(job, pool, store, keys, some_rows)
 
     def load(self, job: Job, run: OpenRun, layer_range: int) -> None:
         """Bring one range of a run to the device.
@@ -122,12 +135,17 @@ class PageMover:
         Raises:
             TransferError: Some page cannot be read, or the load was given up.
         """
-        staging = self._staging_of(len(run) * run.pool.range_bytes[layer_range])
-        good = run.store.read(run.handles, layer_range, staging.buffer)
+        region = run.pool.region(layer_range, run.rows)
+        if run.lent is not None:
+            good = run.lent.verify(run.handles, layer_range)
+            scatter = partial(run.lent.scatter, region, layer_range)
+        else:
+            staging = self._staging_of(len(run) * run.pool.range_bytes[layer_range])
+            good = run.store.read(run.handles, layer_range, staging.buffer)
+            scatter = partial(self._copier.scatter, region, staging.tensor)
         if not good.complete:
             raise job.failed(f"{_absent(good)} cannot be read in range {layer_range}")
-        region = run.pool.region(layer_range, run.rows)
-        self._copy(job, partial(self._copier.scatter, region, staging.tensor))
+        self._copy(job, scatter)
 
     def offload(self, job: Job) -> Iterator[int]:
         """Put all pages of a node into the stores, windows and states before the full pages.
@@ -141,8 +159,8 @@ class PageMover:
         for pool, transfer in reversed(self._stores.resolve(job.transfers)):
             store = self._stores.store_of(pool)
             rows = pool.page_rows(transfer)
-            for keys, some_rows in self._runs(pool, transfer.keys.resolve(give_way), rows):
-                stored = store.put(keys, self._gathered(job, pool, some_rows))
+            for keys, some_rows in self._runs(pool, store, transfer.keys.resolve(give_way), rows):
+                stored = self._put(job, pool, store, keys, some_rows)
                 if not stored.complete:
                     raise job.failed(f"{_absent(stored)} found no room")
                 yield len(keys)
@@ -150,6 +168,43 @@ class PageMover:
     def release(self) -> None:
         """Let the staging memory go."""
         self._staging = None
+
+    def _opened(
+        self, job: Job, pool: DevicePool, store: PageStore, keys: PageKeys, rows: torch.Tensor
+    ) -> OpenRun:
+        """A run, in memory that its store lends if that can be.
+
+        Raises:
+            TransferError: Some page is not to be had.
+        """
+        lent = LentPages.borrow(store, self._copier, len(keys))
+        with ExitStack() as unless_opened:
+            if lent is None:
+                handles = store.open(keys, self._lease_s)
+            else:
+                unless_opened.enter_context(lent)
+                handles = lent.open(keys, self._lease_s)
+            if not handles.found.complete:
+                raise job.failed(f"{_absent(handles.found)} are gone")
+            unless_opened.pop_all()
+        return OpenRun(pool=pool, store=store, handles=handles, rows=rows, lent=lent)
+
+    def _put(
+        self, job: Job, pool: DevicePool, store: PageStore, keys: PageKeys, rows: torch.Tensor
+    ) -> PageBits:
+        """Copy a run out of its pool and put it: which pages are stored.
+
+        Raises:
+            TransferError: The offload was given up.
+        """
+        lent = LentPages.borrow(store, self._copier, len(keys))
+        if lent is None:
+            return store.put(keys, self._gathered(job, pool, rows))
+        with lent:
+            for layer_range in range(len(pool.range_bytes)):
+                region = pool.region(layer_range, rows)
+                self._copy(job, partial(lent.gather, region, layer_range))
+            return lent.put(keys)
 
     def _gathered(self, job: Job, pool: DevicePool, rows: torch.Tensor) -> list[memoryview]:
         """The bytes of some rows, range after range."""
@@ -165,10 +220,13 @@ class PageMover:
         return parts
 
     def _runs(
-        self, pool: DevicePool, keys: PageKeys, rows: torch.Tensor
+        self, pool: DevicePool, store: PageStore, keys: PageKeys, rows: torch.Tensor
     ) -> Iterator[tuple[PageKeys, torch.Tensor]]:
-        """The pages in runs that fit the staging memory, at least one page each."""
+        """The pages in runs that fit the memory on the host, at least one page each."""
         step = max(1, self._staging_bytes // sum(pool.range_bytes))
+        most = max_lent(store, self._copier)
+        if most is not None:
+            step = min(step, most)
         for start in range(0, len(keys), step):
             stop = min(start + step, len(keys))
             yield keys.span(start, stop), rows[start:stop]

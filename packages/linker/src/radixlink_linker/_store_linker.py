@@ -35,7 +35,7 @@ from radixlink_linker._runtime import MonotonicClock
 from radixlink_linker._store_linker_counters import StoreLinkerTally
 from radixlink_linker._store_linker_settings import StoreLinkerSettings
 from radixlink_linker._transfer_thread import TransferThread
-from radixlink_linker._watched_store import WatchedStore
+from radixlink_linker._watched_store import WatchedStore, watched
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -280,17 +280,17 @@ class StoreLinker(UnifiedCacheLinker, TouchingLinker, BatchingLinker):
             ContractError: They do not fit.
         """
 
-        def watched(store: PageStore) -> WatchedStore:
+        def with_breaker(store: PageStore) -> WatchedStore:
             settings = self._settings
             breaker = Breaker(
                 clock, patience_s=settings.hang_s, max_hanging=settings.max_hanging_calls
             )
             self._breakers.append(breaker)
-            return WatchedStore(store, breaker)
+            return watched(store, breaker)
 
         if isinstance(stores, Mapping):
-            return _joined(pools, {name: watched(store) for name, store in stores.items()})
-        return _joined(pools, [(pool, watched(store)) for pool, store in stores])
+            return _joined(pools, {name: with_breaker(store) for name, store in stores.items()})
+        return _joined(pools, [(pool, with_breaker(store)) for pool, store in stores])
 
     def _new_thread(self) -> TransferThread:
         """A thread for the board; it is not started."""

@@ -17,7 +17,7 @@ batch with it.
 from __future__ import annotations
 
 import threading
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, assert_never
 
 from radixlink_contracts import Outcome
@@ -26,7 +26,7 @@ from radixlink_linker._page_mover import PageMover, writers_of
 from radixlink_linker._runtime import give_way
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from radixlink_contracts import Copier, Fence
     from radixlink_linker._job_board import JobBoard
@@ -136,12 +136,26 @@ class TransferThread:
             self._board.tell(job, Outcome.LANDED, quiesced=True)
 
     def _run_batch(self, batch: LayerWiseBatch) -> None:
-        """Bring the layers of all loads of a batch, one layer after the other."""
+        """Bring the layers of all loads of a batch, and give back what was lent for them."""
         open_loads: dict[Job, list[OpenRun]] = {}
+        try:
+            self._bring(batch, open_loads)
+        finally:
+            for runs in open_loads.values():
+                _close(runs)
+
+    def _bring(self, batch: LayerWiseBatch, open_loads: dict[Job, list[OpenRun]]) -> None:
+        """Bring the layers of all loads of a batch, one layer after the other.
+
+        Mutates: `open_loads`: the loads that have not failed.
+        """
         for job in batch.jobs:
             with self._failing_alone(job, open_loads):
                 job.ask()
-                open_loads[job] = list(self._mover.open(job))
+                runs = open_loads[job] = []
+                # One by one: those that were opened before one that cannot be are closed.
+                for run in self._mover.open(job):
+                    runs.append(run)  # noqa: PERF402
         last = self._stores.num_layers - 1
         for layer in range(last + 1):
             for job, runs in list(open_loads.items()):
@@ -166,7 +180,7 @@ class TransferThread:
         try:
             yield
         except Exception as raised:  # noqa: BLE001 -- a failure is a value; its text is kept, no traceback
-            open_loads.pop(job, None)
+            _close(open_loads.pop(job, []))
             self._fail(job, raised)
 
     def _fail(self, job: Job, raised: Exception) -> None:
@@ -184,8 +198,9 @@ class TransferThread:
         runs: list[OpenRun] = []
         job.ask()
         for run in self._mover.open(job):
-            for layer_range in range(len(run.pool.range_bytes)):
-                self._mover.load(job, run, layer_range)
+            with closing(run):
+                for layer_range in range(len(run.pool.range_bytes)):
+                    self._mover.load(job, run, layer_range)
             runs.append(run)
             self._serve_forwards()
         self._count_loaded(runs)
@@ -244,3 +259,9 @@ class TransferThread:
                     pass
         if not in_time:
             raise job.failed(f"a copy took longer than {self._copy_timeout_s} s")
+
+
+def _close(runs: Iterable[OpenRun]) -> None:
+    """Give back what was lent for some runs."""
+    for run in runs:
+        run.close()

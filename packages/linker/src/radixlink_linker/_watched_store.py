@@ -7,14 +7,21 @@ from typing import TYPE_CHECKING
 
 from typing_extensions import override
 
-from radixlink_contracts import PageStore, Touchable
+from radixlink_contracts import LendingStore, PageStore, Touchable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from typing_extensions import Buffer
 
-    from radixlink_contracts import PageBits, PageHandles, PageKeys, PoolLayout
+    from radixlink_contracts import (
+        LentFrames,
+        PageBits,
+        PageFrames,
+        PageHandles,
+        PageKeys,
+        PoolLayout,
+    )
     from radixlink_linker._breaker import Breaker
 
 
@@ -84,3 +91,51 @@ class WatchedStore(PageStore, Touchable):
             yield
         finally:
             self.breaker.end(number)
+
+
+class WatchedLendingStore(WatchedStore, LendingStore):
+    """Another store that lends, call by call.
+
+    Thread: as the other store's.
+    """
+
+    def __init__(self, inner: LendingStore, breaker: Breaker) -> None:
+        """Hand every call on; see `WatchedStore`."""
+        super().__init__(inner, breaker)
+        self._lender = inner
+
+    @property
+    @override
+    def frames(self) -> PageFrames:
+        """How pages lie in what it lends."""
+        return self._lender.frames
+
+    @override
+    def lend(self, num_pages: int) -> LentFrames | None:
+        """Lend memory; waits for nothing."""
+        return self._lender.lend(num_pages)
+
+    @override
+    def put_lent(self, keys: PageKeys, lent: LentFrames) -> PageBits:
+        """Store pages that lie in lent memory."""
+        with self._call("put"):
+            return self._lender.put_lent(keys, lent)
+
+    @override
+    def open_lent(self, keys: PageKeys, ttl_s: float, lent: LentFrames) -> PageHandles:
+        """Find pages for a load, and fetch them into lent memory."""
+        with self._call("open"):
+            return self._lender.open_lent(keys, ttl_s, lent)
+
+    @override
+    def verify(self, handles: PageHandles, layer_range: int, lent: LentFrames) -> PageBits:
+        """Verify one layer range of each page that was found, where it lies."""
+        with self._call("read"):
+            return self._lender.verify(handles, layer_range, lent)
+
+
+def watched(store: PageStore, breaker: Breaker) -> WatchedStore:
+    """A store whose calls a breaker knows; one that lends if the store does."""
+    if isinstance(store, LendingStore):
+        return WatchedLendingStore(store, breaker)
+    return WatchedStore(store, breaker)

@@ -8,7 +8,7 @@ import attrs
 import torch
 from typing_extensions import override
 
-from radixlink_contracts import Copier, Fence
+from radixlink_contracts import Fence, RowCopier
 from radixlink_contracts.errors import ContractError
 from radixlink_pools._staging import new_staging
 
@@ -38,40 +38,62 @@ class CompletedFence(Fence):
 _COMPLETED: Final = CompletedFence()
 
 
-def widened(region: ByteRegion, flat: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The rows of a region and staging as such rows, both in the widest words that fit.
+def rows_of(region: ByteRegion, flat: torch.Tensor) -> torch.Tensor:
+    """Staging as rows of a region.
 
     Args:
         region: Rows on the device.
         flat: Shape: (num_pages * row bytes,) uint8.
 
     Returns:
-        Shapes: (pages of the pool, words) and (num_pages, words), of one integer dtype.
+        Shape: (num_pages, row bytes) uint8.
 
     Raises:
-        ContractError: The staging is not of the region's size and dtype.
+        ContractError: The staging is not of the region's size.
     """
-    rows, (num_pages,) = region.rows, region.index.shape
-    row_bytes = rows.shape[1]
-    if flat.shape != (num_pages * row_bytes,) or flat.dtype is not torch.uint8:
+    (num_pages,), row_bytes = region.index.shape, region.rows.shape[1]
+    if flat.shape != (num_pages * row_bytes,):
         msg = (
             f"copier: expected staging of {num_pages} x {row_bytes} bytes, "
             f"got {tuple(flat.shape)} {flat.dtype}"
         )
         raise ContractError(msg)
-    staged = flat.view(num_pages, row_bytes)
+    return flat.view(num_pages, row_bytes)
+
+
+def widened(region: ByteRegion, staged: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The rows of a region and of staging, both in the widest words that fit.
+
+    Args:
+        region: Rows on the device.
+        staged: Shape: (num_pages, row bytes) uint8.
+
+    Returns:
+        Shapes: (pages of the pool, words) and (num_pages, words), of one integer dtype.
+
+    Raises:
+        ContractError: The staging is not of the region's shape and dtype.
+    """
+    rows, (num_pages,) = region.rows, region.index.shape
+    row_bytes = rows.shape[1]
+    if staged.shape != (num_pages, row_bytes) or staged.dtype is not torch.uint8:
+        msg = (
+            f"copier: expected staging of {num_pages} x {row_bytes} bytes, "
+            f"got {tuple(staged.shape)} {staged.dtype}"
+        )
+        raise ContractError(msg)
     # Everything that a wider view needs to be a multiple of the word, of rows and staging in one
     # number.
-    offsets = int(rows.storage_offset()) | int(flat.storage_offset())
-    grain = row_bytes | rows.stride(0) | offsets
-    if rows.stride(1) == 1 == flat.stride(0):
+    offsets = int(rows.storage_offset()) | int(staged.storage_offset())
+    grain = row_bytes | rows.stride(0) | staged.stride(0) | offsets
+    if rows.stride(1) == 1 == staged.stride(1):
         for size, dtype in _WORDS:
             if grain % size == 0:
                 return rows.view(dtype), staged.view(dtype)
     return rows, staged
 
 
-class CpuCopier(Copier):
+class CpuCopier(RowCopier):
     """Copies within host memory; each call returns when its copy has ended.
 
     Thread: any, several at once: it keeps nothing.
@@ -101,12 +123,7 @@ class CpuCopier(Copier):
 
         Cost: one indexed copy, no loop over pages.
         """
-        rows, staged = widened(region, out)
-        try:
-            torch.index_select(rows, 0, region.index, out=staged)
-        except (IndexError, RuntimeError) as exc:
-            raise ContractError(_bad_index(region)) from exc
-        return _COMPLETED
+        return self.gather_rows(region, rows_of(region, out))
 
     @override
     def scatter(self, region: ByteRegion, source: torch.Tensor) -> Fence:
@@ -120,6 +137,41 @@ class CpuCopier(Copier):
             ContractError: `source` does not fit, or a row is outside the pool.
 
         Cost: one indexed copy, no loop over pages.
+        """
+        return self.scatter_rows(region, rows_of(region, source))
+
+    @override
+    def gather_rows(self, region: ByteRegion, out: torch.Tensor) -> Fence:
+        """Copy rows out of the pool, to rows that need not lie side by side.
+
+        Args:
+            region: What to read.
+            out: Host memory. Shape: (num_pages, row bytes) uint8.
+
+        Raises:
+            ContractError: `out` does not fit, or a row is outside the pool.
+
+        Cost: as for `gather`.
+        """
+        rows, staged = widened(region, out)
+        try:
+            torch.index_select(rows, 0, region.index, out=staged)
+        except (IndexError, RuntimeError) as exc:
+            raise ContractError(_bad_index(region)) from exc
+        return _COMPLETED
+
+    @override
+    def scatter_rows(self, region: ByteRegion, source: torch.Tensor) -> Fence:
+        """Copy rows into the pool, from rows that need not lie side by side.
+
+        Args:
+            region: What to write; its rows are distinct.
+            source: Host memory. Shape: (num_pages, row bytes) uint8.
+
+        Raises:
+            ContractError: `source` does not fit, or a row is outside the pool.
+
+        Cost: as for `scatter`.
         """
         rows, staged = widened(region, source)
         try:

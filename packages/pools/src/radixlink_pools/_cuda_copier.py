@@ -10,7 +10,7 @@ from typing_extensions import override
 
 from radixlink_contracts import Copier, Fence
 from radixlink_contracts.errors import BackendUnavailableError
-from radixlink_pools._copiers import widened
+from radixlink_pools._copiers import rows_of, widened
 from radixlink_pools._staging import new_staging
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ class CudaCopier(Copier):
 
         Cost: one indexed copy on the device and one to the host; nothing is waited for.
         """
-        rows, staged = widened(region, out)
+        rows, staged = widened(region, rows_of(region, out))
         with self._behind_the_caller():
             staged.copy_(rows.index_select(0, region.index), non_blocking=True)
             return self._fence(out)
@@ -119,7 +119,7 @@ class CudaCopier(Copier):
 
         Cost: one copy to the device and one indexed copy on it; nothing is waited for.
         """
-        rows, staged = widened(region, source)
+        rows, staged = widened(region, rows_of(region, source))
         with self._behind_the_caller():
             rows.index_copy_(0, region.index, staged.to(self._device, non_blocking=True))
             return self._fence(source)

@@ -90,9 +90,11 @@ class PageClient:
 
         return self._tried(keys, get, GET_TRANSIENT, block)
 
-    def put(self, keys: Sequence[str], block: Block, size: int) -> list[int]:
-        """Objects out of a block, where they lie at multiples of `size`; one that is there stays."""
-        addresses = range(block.address, block.address + len(keys) * size, size)
+    def put(
+        self, keys: Sequence[str], block: Block, offsets: Sequence[int], size: int
+    ) -> list[int]:
+        """Objects of `size` out of a block, each at its offset; one that is there stays."""
+        addresses = [block.address + offset for offset in offsets]
         return self._tried(
             keys,
             lambda some: self._client.batch_put_from(

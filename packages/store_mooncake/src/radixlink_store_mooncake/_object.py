@@ -94,6 +94,23 @@ class PageFormat:
         into[: _HEADER.size] = fields + checksum.to_bytes(8, "little")
         into[_HEADER.size : HEADER_BYTES] = bytes(HEADER_BYTES - _HEADER.size)
 
+    def seal(self, key: bytes, header: Header, frame: memoryview) -> None:
+        """Write header and tags of a page whose ranges lie in their places already.
+
+        Args:
+            key: The page.
+            header: Of this write.
+            frame: At least `object_bytes`.
+
+        Cost: one pass over the ranges.
+        """
+        self.write_header(key, header, frame)
+        for layer_range, size in enumerate(self.range_bytes):
+            start = self.tag_offsets[layer_range]
+            data = start + TAG_BYTES
+            tag = self.tag(key, header.generation, layer_range, frame[data : data + size])
+            frame[start:data] = tag
+
     def read_header(self, key: bytes, data: memoryview) -> Header | None:
         """The header of a page's object; None where that is no such header."""
         magic, generation, writer, object_bytes, checksum = _HEADER.unpack_from(data)

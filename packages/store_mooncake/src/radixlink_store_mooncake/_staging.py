@@ -4,6 +4,9 @@ A block belongs to whoever holds it; the last to release it makes it free. A cal
 its block until it returns. Blocks whose pages a load may still ask for are kept after that, until
 all of them were asked for as often as was said, or somebody needs a block: the one kept longest goes
 first. The block that became free last is lent next, for it is the warmest.
+
+Of the store's borrowers, who hold a block for as long as they like, one block is always kept back:
+whoever waits for a block holds none that another waits for.
 """
 
 from __future__ import annotations
@@ -81,6 +84,9 @@ class Staging:
         self._kept: Final[dict[Block, tuple[PageId, ...]]] = {}
         #: How often the pages of each kept block will still be asked for.
         self._uses: Final[dict[Block, int]] = {}
+        #: How many blocks borrowers may hold at once, and hold.
+        self._max_lent: Final = num_blocks - 1
+        self._num_lent = 0
 
     @property
     def address(self) -> int:
@@ -105,9 +111,21 @@ class Staging:
                     f"calls hold them all",
                     transient=True,
                 )
-            block = self._free.pop()
-            block.holders = 1
-            return block
+            return self._taken()
+
+    def lend(self) -> Block | None:
+        """A block, held once, for a borrower, who gives it back by `end_loan`; None if there is none now."""
+        with self._changed:
+            if self._num_lent >= self._max_lent or not self._make_room():
+                return None
+            self._num_lent += 1
+            return self._taken()
+
+    def end_loan(self, block: Block) -> None:
+        """The borrower holds a block no more."""
+        with self._changed:
+            self._num_lent -= 1
+            self._let_go(block)
 
     def keep(self, block: Block, pages: Mapping[PageId, int], uses: int) -> None:
         """Keep a block for later reads of its pages, until they are done or its memory is needed.
@@ -145,6 +163,12 @@ class Staging:
         with self._changed:
             for block in blocks:
                 self._let_go(block)
+
+    def _taken(self) -> Block:
+        """One that is free, held once. The condition is held."""
+        block = self._free.pop()
+        block.holders = 1
+        return block
 
     def _make_room(self) -> bool:
         """A block is free, if need be because a kept one was forgotten. The condition is held."""

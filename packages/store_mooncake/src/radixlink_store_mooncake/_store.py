@@ -3,15 +3,19 @@
 Theory of operation. A page is one object, its name the namespace, the layout's fingerprint and the
 page's key; `_object.py` has its bytes. All bytes go through registered staging::
 
-    put      header, tags and ranges into a buffer -> one batch put
-    open     whole pages into a buffer that is kept for reads -> one batch get
-             or, where they do not fit or `whole_pages` is off, the headers alone
-    read     from the kept buffer; else tag and range of each page -> one ranged get
+    put        header, tags and ranges into a buffer -> one batch put
+    open       whole pages into a buffer that is kept for reads -> one batch get
+               or, where they do not fit or `whole_pages` is off, the headers alone
+    read       from the kept buffer; else tag and range of each page -> one ranged get
+    lend       a buffer, for which objects are frames
+    put_lent   header and tags beside the ranges that lie there -> one batch put
+    open_lent  whole pages into it -> one batch get
+    verify     the range where it lies; else tag and range, as `read`
 
 Rules of the file:
 
-1. Nothing is told as read before its checksum was verified on the caller's own bytes, with the
-   generation that the handle names. So whatever moves or goes underneath is a miss.
+1. Nothing is told as read before its checksum was verified on the caller's own bytes, lent or not,
+   with the generation that the handle names. So whatever moves or goes underneath is a miss.
 2. A call that is late or refused, and a code that tries did not change, is a miss for its pages.
    Nothing of Mooncake's raises out of a store.
 3. What does not verify is looked at once more, in the store. If it is of the same write, or no page
@@ -19,6 +23,8 @@ Rules of the file:
    when somebody wrote it anew in between, costs that page.
 4. Two writers of one page at once: Mooncake tells the second "put" while the first still writes. If
    that one dies, the page is missing although the second was told. Storedness is a hint.
+5. Memory that a call was given is nobody else's before that call has returned, however late, and
+   whatever its borrower does meanwhile. So a borrower gets a loan for one call.
 """
 
 from __future__ import annotations
@@ -30,10 +36,12 @@ from array import array
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
+from typing_extensions import override
 
-from radixlink_contracts import PageBits, PageHandles
+from radixlink_contracts import LendingStore, PageBits, PageFrames, PageHandles
 from radixlink_contracts.errors import ContractError, StaleHandleError
 from radixlink_store_mooncake._codes import Code
+from radixlink_store_mooncake._loan import Loan
 from radixlink_store_mooncake._object import (
     FORMAT_VERSION,
     HEADER_BYTES,
@@ -45,14 +53,14 @@ from radixlink_store_mooncake.counters import MooncakeCounters
 from radixlink_store_mooncake.errors import UnansweredError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from typing_extensions import Buffer
 
-    from radixlink_contracts import PageKeys, PoolLayout
+    from radixlink_contracts import LentFrames, PageKeys, PoolLayout
     from radixlink_store_mooncake._client import PageClient
     from radixlink_store_mooncake._object import PageFormat
-    from radixlink_store_mooncake._staging import Bytes, PageId, Staging
+    from radixlink_store_mooncake._staging import Block, Bytes, Staging
 
 
 class _Verdict(enum.Enum):
@@ -64,7 +72,7 @@ class _Verdict(enum.Enum):
     DAMAGED = enum.auto()
 
 
-class MooncakePageStore:
+class MooncakePageStore(LendingStore):
     """Pages in Mooncake. `contains` raises their recency, as everything does that looks at them.
 
     Thread: any, several at once.
@@ -95,6 +103,11 @@ class MooncakePageStore:
         self._client: Final = client
         self._staging: Final = staging
         self._whole_pages: Final = whole_pages
+        self._frames: Final = PageFrames(
+            frame_bytes=page_format.object_bytes,
+            range_offsets=tuple(offset + TAG_BYTES for offset in page_format.tag_offsets),
+            max_pages=staging.block_bytes // page_format.object_bytes,
+        )
         self._prefix: Final = f"{namespace}/{FORMAT_VERSION}/{page_format.fingerprint.hex()}/"
         self._writer: Final = os.getpid()
         self._mutex: Final = threading.Lock()
@@ -102,6 +115,7 @@ class MooncakePageStore:
         self._closed = False
 
     @property
+    @override
     def layout(self) -> PoolLayout:
         """What its objects are."""
         return self._layout
@@ -111,6 +125,7 @@ class MooncakePageStore:
         """What this opener did so far; also after `close`."""
         return self._counters
 
+    @override
     def contains(self, keys: PageKeys) -> PageBits:
         """Which pages are there; none where no master answers. Leases them, and raises recency.
 
@@ -126,6 +141,7 @@ class MooncakePageStore:
             return PageBits.none(len(keys))
         return PageBits.of((page for page, code in enumerate(codes) if code == 1), len(keys))
 
+    @override
     def open(self, keys: PageKeys, ttl_s: float) -> PageHandles:
         """Find pages for a load, and fetch them where they fit a staging buffer.
 
@@ -136,35 +152,24 @@ class MooncakePageStore:
         Raises:
             ContractError: `ttl_s` is not a number of at least 0.
         """
-        if not ttl_s >= 0:
-            raise ContractError(f"Mooncake store: expected a ttl_s of at least 0, got {ttl_s}")
         self._require_open()
+        _check_ttl(ttl_s)
         count = len(keys)
-        generations, writers = array("Q", bytes(8 * count)), array("Q", bytes(8 * count))
         whole = self._whole_pages and (
             count * self._format.object_bytes <= self._staging.block_bytes
         )
         step = self._staging.block_bytes // HEADER_BYTES
-        found = 0
+        headers: list[tuple[int, Header]] = []
         for start in range(0, count, step):
-            some = keys.span(start, start + step)
             try:
-                headers = self._fetch_headers(some, whole=whole)
+                some = self._fetch_headers(keys.span(start, start + step), whole=whole)
             except UnansweredError:
                 self._count(MooncakeCounters(unanswered=1))
                 break
-            for page, header in headers:
-                found |= 1 << start + page
-                generations[start + page] = header.generation
-                writers[start + page] = header.writer
-        return PageHandles(
-            keys=keys,
-            found=PageBits(found, count),
-            slots=array("Q", bytes(8 * count)),
-            generations=generations,
-            writers=writers,
-        )
+            headers += [(start + page, header) for page, header in some]
+        return _handles(keys, headers)
 
+    @override
     def read(self, handles: PageHandles, layer_range: int, out: Buffer) -> PageBits:
         """Read one layer range of each page that was found, verified on what was copied.
 
@@ -174,30 +179,11 @@ class MooncakePageStore:
         Cost: a copy and a checksum for each page; a ranged get for those that `open` did not fetch.
         """
         self._require_open()
-        sizes = self._layout.range_bytes
-        if not 0 <= layer_range < len(sizes):
-            raise ContractError(
-                f"Mooncake store: expected a layer range in 0..{len(sizes) - 1}, got {layer_range}"
-            )
-        count = len(handles.keys)
-        rows = _rows(out, count, sizes[layer_range], what="out", writable=True)
-        mask = 0
-        elsewhere: list[int] = []
-        for page, right in self._read_kept(handles, layer_range, rows):
-            if right:
-                mask |= 1 << page
-            else:
-                elsewhere.append(page)
-        try:
-            for page in self._read_stored(handles, elsewhere, layer_range, rows):
-                mask |= 1 << page
-        except UnansweredError:
-            self._count(MooncakeCounters(unanswered=1))
-        self._count(
-            MooncakeCounters(read_ok=mask.bit_count(), read_missing=count - handles.found.total)
-        )
-        return PageBits(mask, count)
+        size = self._size_of(layer_range)
+        rows = _rows(out, len(handles.keys), size, what="out", writable=True)
+        return self._read(handles, layer_range, rows, self._read_kept(handles, layer_range, rows))
 
+    @override
     def put(self, keys: PageKeys, parts: Sequence[Buffer]) -> PageBits:
         """Store pages; those that are there stay as they are.
 
@@ -214,27 +200,98 @@ class MooncakePageStore:
             _rows(part, len(keys), size, what=f"part {layer_range}", writable=False)
             for layer_range, (part, size) in enumerate(zip(parts, sizes, strict=True))
         ]
-        #: The first of equal keys is the one that counts.
-        first = {key: page for page, key in reversed(list(enumerate(keys)))}
-        pages = sorted(first.values())
+        first, pages = _distinct(keys)
         stored: set[int] = set()
         step = self._staging.block_bytes // self._format.object_bytes
         for start in range(0, len(pages), step):
             some = pages[start : start + step]
             try:
-                codes = self._put(keys, some, columns)
+                stored |= self._put(keys, some, columns)
             except UnansweredError:
                 self._count(MooncakeCounters(unanswered=1))
                 break
-            stored.update(page for page, code in zip(some, codes, strict=True) if code == Code.OK)
-            full = codes.count(Code.NO_AVAILABLE_HANDLE)
-            done = codes.count(Code.OK)
-            self._count(
-                MooncakeCounters(put=done, rejected_full=full, failed=len(codes) - done - full)
-            )
-        there = (page for page, key in enumerate(keys) if first[key] in stored)
-        return PageBits.of(there, len(keys))
+        return _with_copies(keys, first, stored)
 
+    # -- in memory that is lent --------------------------------------------------------------------
+
+    @property
+    @override
+    def frames(self) -> PageFrames:
+        """Frames are objects; see `_object.py`."""
+        return self._frames
+
+    @override
+    def lend(self, num_pages: int) -> Loan | None:
+        """Lend a staging buffer; all but one of them at most. None where `whole_pages` is off.
+
+        Raises:
+            ContractError: It is for no page, or for more than fit a buffer.
+        """
+        self._require_open()
+        frames = self._frames
+        if not 1 <= num_pages <= frames.max_pages:
+            raise ContractError(
+                f"Mooncake store: expected a loan for 1..{frames.max_pages} pages, got {num_pages}"
+            )
+        block = self._staging.lend() if self._whole_pages else None
+        return None if block is None else Loan(self._staging, block, num_pages, frames.frame_bytes)
+
+    @override
+    def put_lent(self, keys: PageKeys, lent: LentFrames) -> PageBits:
+        """Store pages that lie in lent frames; see `LendingStore.put_lent`.
+
+        Cost: a checksum and a transfer for each page that is not there.
+        """
+        self._require_open()
+        loan = self._own(lent, len(keys), "put_lent")
+        loan.serve("put_lent")
+        first, pages = _distinct(keys)
+        form = self._format
+        for page in pages:
+            header = Header(_new_generation(), self._writer)
+            form.seal(keys[page], header, loan.frames[page].data)
+        try:
+            stored = self._send(
+                keys, pages, loan.block, [page * form.object_bytes for page in pages]
+            )
+        except UnansweredError:
+            self._count(MooncakeCounters(unanswered=1))
+            stored = set()
+        return _with_copies(keys, first, stored)
+
+    @override
+    def open_lent(self, keys: PageKeys, ttl_s: float, lent: LentFrames) -> PageHandles:
+        """Fetch pages into lent frames; see `LendingStore.open_lent`, and `open` for `ttl_s`."""
+        self._require_open()
+        _check_ttl(ttl_s)
+        loan = self._own(lent, len(keys), "open_lent")
+        loan.serve("open_lent")
+        size = self._format.object_bytes
+        try:
+            codes = self._client.get(self._names(keys), loan.block, size)
+            headers, suspects = self._headers_in(keys, codes, loan.block, size)
+            headers += self._headers_of(keys, suspects)
+        except UnansweredError:
+            self._count(MooncakeCounters(unanswered=1))
+            headers = []
+        return _handles(keys, headers)
+
+    @override
+    def verify(self, handles: PageHandles, layer_range: int, lent: LentFrames) -> PageBits:
+        """Verify one layer range where it lies; see `LendingStore.verify`.
+
+        Cost: a checksum for each page; a ranged get for those that are not right.
+        """
+        self._require_open()
+        size = self._size_of(layer_range)
+        loan = self._own(lent, len(handles.keys), "verify")
+        loan.require_held("verify")
+        data = self._frames.range_offsets[layer_range]
+        rows = loan.frames[:, data : data + size]
+        judged = self._judge_lent(handles, layer_range, loan)
+        return self._read(handles, layer_range, rows, judged)
+
+    @override
     def close(self) -> None:
         """Refuse further calls; the pages stay. Idempotent; waits for no call in progress."""
         self._closed = True
@@ -249,14 +306,37 @@ class MooncakePageStore:
         """What the objects of pages are called."""
         return [self._prefix + key.hex() for key in keys]
 
-    def _put(self, keys: PageKeys, pages: Sequence[int], columns: Sequence[Bytes]) -> list[int]:
-        """Put some pages that fit a block; a code for each."""
+    def _size_of(self, layer_range: int) -> int:
+        """Bytes of a layer range.
+
+        Raises:
+            ContractError: There is none.
+        """
+        sizes = self._layout.range_bytes
+        if not 0 <= layer_range < len(sizes):
+            raise ContractError(
+                f"Mooncake store: expected a layer range in 0..{len(sizes) - 1}, got {layer_range}"
+            )
+        return sizes[layer_range]
+
+    def _own(self, lent: LentFrames, num_pages: int, what: str) -> Loan:
+        """Frames that a caller was lent here, one for each of some pages.
+
+        Raises:
+            ContractError: They are not.
+        """
+        if not isinstance(lent, Loan):
+            raise ContractError(f"{what}: expected frames lent by this store, got {lent!r}")
+        lent.require(self._staging, num_pages, self._format.object_bytes, what)
+        return lent
+
+    def _put(self, keys: PageKeys, pages: Sequence[int], columns: Sequence[Bytes]) -> set[int]:
+        """Put some pages that fit a block: those that are stored."""
         form = self._format
         size = form.object_bytes
-        generations = array("Q", os.urandom(8 * len(pages)))
         with self._staging.take(self._client.timeout_s) as block:
-            for place, (page, generation) in enumerate(zip(pages, generations, strict=True)):
-                start, key = place * size, keys[page]
+            for place, page in enumerate(pages):
+                start, key, generation = place * size, keys[page], _new_generation()
                 form.write_header(key, Header(generation, self._writer), block.view[start:])
                 for layer_range, column in enumerate(columns):
                     row = column[page]
@@ -265,8 +345,18 @@ class MooncakePageStore:
                     # Summed first, which brings it near: copied first, both take a quarter longer.
                     block.view[tag:data] = form.tag(key, generation, layer_range, row.data)
                     np.copyto(block.bytes[data : data + len(row)], row)
-            names = [self._prefix + keys[page].hex() for page in pages]
-            return self._client.put(names, block, size)
+            return self._send(keys, pages, block, range(0, len(pages) * size, size))
+
+    def _send(
+        self, keys: PageKeys, pages: Sequence[int], block: Block, offsets: Sequence[int]
+    ) -> set[int]:
+        """Put objects that lie in a block: the pages that are stored."""
+        names = [self._prefix + keys[page].hex() for page in pages]
+        codes = self._client.put(names, block, offsets, self._format.object_bytes)
+        full = codes.count(Code.NO_AVAILABLE_HANDLE)
+        done = codes.count(Code.OK)
+        self._count(MooncakeCounters(put=done, rejected_full=full, failed=len(codes) - done - full))
+        return {page for page, code in zip(pages, codes, strict=True) if code == Code.OK}
 
     def _fetch_headers(self, keys: PageKeys, *, whole: bool) -> list[tuple[int, Header]]:
         """The headers of those pages that are there and sound.
@@ -275,48 +365,99 @@ class MooncakePageStore:
             keys: Pages that fit a block.
             whole: Fetch all of each page, and keep it for `read`.
         """
-        if not keys.data:
-            return []
         form = self._format
         size = form.object_bytes if whole else HEADER_BYTES
         names = self._names(keys)
-        headers: list[tuple[int, Header]] = []
-        suspects: list[int] = []
-        failed = 0
         with self._staging.take(self._client.timeout_s) as block:
             codes = (
                 self._client.get(names, block, size)
                 if whole
                 else self._client.get_range(names, block, 0, size)
             )
-            kept: dict[PageId, int] = {}
-            for page, code in enumerate(codes):
-                if code == Code.OBJECT_NOT_FOUND:
-                    continue
-                if code < 0 and code != Code.INVALID_PARAMS:
-                    failed += 1
-                    continue
-                header = None
-                if code == size:
-                    start = page * size
-                    header = form.read_header(keys[page], block.view[start : start + size])
-                if header is None:
-                    suspects.append(page)
-                else:
-                    headers.append((page, header))
-                    kept[keys[page], header.generation] = page * size
-            if whole and kept:
+            headers, suspects = self._headers_in(keys, codes, block, size)
+            if whole and headers:
+                kept = {(keys[page], header.generation): page * size for page, header in headers}
                 self._staging.keep(block, kept, uses=len(headers) * len(form.range_bytes))
+        return headers + self._headers_of(keys, suspects)
+
+    def _headers_in(
+        self, keys: PageKeys, codes: Sequence[int], block: Block, size: int
+    ) -> tuple[list[tuple[int, Header]], list[int]]:
+        """What a get has brought.
+
+        Args:
+            keys: The pages.
+            codes: What it said of each.
+            block: Where they begin, at multiples of `size`.
+            size: What was asked of each.
+
+        Returns:
+            The headers of those that are sound, and the pages that are there and are not.
+        """
+        headers: list[tuple[int, Header]] = []
+        suspects: list[int] = []
+        failed = 0
+        for page, code in enumerate(codes):
+            if code == Code.OBJECT_NOT_FOUND:
+                continue
+            if code < 0 and code != Code.INVALID_PARAMS:
+                failed += 1
+                continue
+            header = None
+            if code == size:
+                start = page * size
+                header = self._format.read_header(keys[page], block.view[start : start + size])
+            if header is None:
+                suspects.append(page)
+            else:
+                headers.append((page, header))
+        if failed:
+            self._count(MooncakeCounters(failed=failed))
+        return headers, suspects
+
+    def _headers_of(self, keys: PageKeys, suspects: Sequence[int]) -> list[tuple[int, Header]]:
+        """The headers of pages whose get may have met one that went while it ran: what is there now?"""
+        headers: list[tuple[int, Header]] = []
         for page in suspects:
-            # The read may have met a page that went while it ran. What is there now?
             header, verdict = self._look_at_header(keys[page])
             if verdict is _Verdict.DAMAGED:
                 self._remove(keys[page])
             elif header is not None:
                 headers.append((page, header))
-        if failed:
-            self._count(MooncakeCounters(failed=failed))
         return headers
+
+    def _read(
+        self,
+        handles: PageHandles,
+        layer_range: int,
+        rows: Bytes,
+        judged: Iterable[tuple[int, bool]],
+    ) -> PageBits:
+        """Which rows are right, once those that are not were read in the store.
+
+        Args:
+            handles: The pages.
+            layer_range: Which range of each.
+            rows: Where it goes. Shape: (num_pages, bytes of the range).
+            judged: Each page that was found, and whether its row is right already.
+        """
+        count = len(handles.keys)
+        mask = 0
+        elsewhere: list[int] = []
+        for page, right in judged:
+            if right:
+                mask |= 1 << page
+            else:
+                elsewhere.append(page)
+        try:
+            for page in self._read_stored(handles, elsewhere, layer_range, rows):
+                mask |= 1 << page
+        except UnansweredError:
+            self._count(MooncakeCounters(unanswered=1))
+        self._count(
+            MooncakeCounters(read_ok=mask.bit_count(), read_missing=count - handles.found.total)
+        )
+        return PageBits(mask, count)
 
     def _read_kept(
         self, handles: PageHandles, layer_range: int, rows: Bytes
@@ -337,11 +478,25 @@ class MooncakePageStore:
                     data = tag + TAG_BYTES
                     np.copyto(rows[page], block.bytes[data : data + size])
                     right = self._is_right(
-                        handles, page, layer_range, block.view[tag:data], rows[page]
+                        handles, page, layer_range, block.view[tag:data], rows[page].data
                     )
                 yield page, right
         finally:
             self._staging.release(place[0] for place in places if place is not None)
+
+    def _judge_lent(
+        self, handles: PageHandles, layer_range: int, loan: Loan
+    ) -> Iterator[tuple[int, bool]]:
+        """Each page that was found, and whether the range in its frame is right."""
+        view, frame_bytes = loan.buffer, self._frames.frame_bytes
+        offset, size = (
+            self._frames.range_offsets[layer_range],
+            self._layout.range_bytes[layer_range],
+        )
+        for page in handles.found:
+            data = page * frame_bytes + offset
+            tag = view[data - TAG_BYTES : data]
+            yield page, self._is_right(handles, page, layer_range, tag, view[data : data + size])
 
     def _read_stored(
         self, handles: PageHandles, pages: Sequence[int], layer_range: int, rows: Bytes
@@ -370,7 +525,7 @@ class MooncakePageStore:
                     else:
                         np.copyto(rows[page], block.bytes[data : tag + size])
                         tagged = block.view[tag:data]
-                        if self._is_right(handles, page, layer_range, tagged, rows[page]):
+                        if self._is_right(handles, page, layer_range, tagged, rows[page].data):
                             yield page
                         elif self._is_renewed(handles, page, layer_range, tagged, rows[page]):
                             stale += 1
@@ -387,11 +542,11 @@ class MooncakePageStore:
             self._count(MooncakeCounters(read_stale=stale, failed=failed))
 
     def _is_right(
-        self, handles: PageHandles, page: int, layer_range: int, tag: memoryview, row: Bytes
+        self, handles: PageHandles, page: int, layer_range: int, tag: memoryview, row: memoryview
     ) -> bool:
         """These bytes are that range of that write of that page."""
         generation = handles.generations[page]
-        return bool(tag == self._format.tag(handles.keys[page], generation, layer_range, row.data))
+        return bool(tag == self._format.tag(handles.keys[page], generation, layer_range, row))
 
     def _look_again(
         self, handles: PageHandles, page: int, layer_range: int, row: Bytes
@@ -411,7 +566,7 @@ class MooncakePageStore:
                 return _Verdict.STALE
             np.copyto(row, block.bytes[TAG_BYTES:size])
             tag = block.view[:TAG_BYTES]
-            if self._is_right(handles, page, layer_range, tag, row):
+            if self._is_right(handles, page, layer_range, tag, row.data):
                 return _Verdict.RIGHT
             # Perhaps it was written anew since its header was read.
             renewed = self._is_renewed(handles, page, layer_range, tag, row)
@@ -449,6 +604,51 @@ class MooncakePageStore:
     def _count(self, counts: MooncakeCounters) -> None:
         with self._mutex:
             self._counters += counts
+
+
+def _check_ttl(ttl_s: float) -> None:
+    """Refuse what is no time.
+
+    Raises:
+        ContractError: It is not a number of at least 0.
+    """
+    if not ttl_s >= 0:
+        raise ContractError(f"Mooncake store: expected a ttl_s of at least 0, got {ttl_s}")
+
+
+def _new_generation() -> int:
+    """One that no other write has."""
+    return int.from_bytes(os.urandom(8), "little")
+
+
+def _handles(keys: PageKeys, headers: Iterable[tuple[int, Header]]) -> PageHandles:
+    """Handles of pages, of which these were found."""
+    count = len(keys)
+    generations, writers = array("Q", bytes(8 * count)), array("Q", bytes(8 * count))
+    found = 0
+    for page, header in headers:
+        found |= 1 << page
+        generations[page] = header.generation
+        writers[page] = header.writer
+    return PageHandles(
+        keys=keys,
+        found=PageBits(found, count),
+        slots=array("Q", bytes(8 * count)),
+        generations=generations,
+        writers=writers,
+    )
+
+
+def _distinct(keys: PageKeys) -> tuple[dict[bytes, int], list[int]]:
+    """The first place of each key, which is the one that counts, and these places in order."""
+    first = {key: page for page, key in reversed(list(enumerate(keys)))}
+    return first, sorted(first.values())
+
+
+def _with_copies(keys: PageKeys, first: Mapping[bytes, int], stored: set[int]) -> PageBits:
+    """The pages whose key's first place was stored."""
+    there = (page for page, key in enumerate(keys) if first[key] in stored)
+    return PageBits.of(there, len(keys))
 
 
 def _rows(buffer: Buffer, count: int, size: int, *, what: str, writable: bool) -> Bytes:

@@ -5,6 +5,7 @@
 * `PageStoreMachine`: the same as a Hypothesis machine.
 * `radixlink_testing.store_peers`: the same of several threads, processes or ranks.
 * `radixlink_testing.faults`: a page store with faults by plan, and what its user must survive.
+* `radixlink_testing.lending`: a page store that lends its memory, and one that borrows.
 * `radixlink_testing.allocators`: allocators that tell an observer whose slots come and go.
 * `radixlink_testing.pages`: pages whose bytes are a function of their key.
 """
