@@ -12,7 +12,16 @@ import attrs
 import pytest
 
 from radixlink_linker._operation import Operation
-from radixlink_testing.simulator import Plan, Rule, campaign, explain, plan_of, run, shrink
+from radixlink_testing.simulator import (
+    Plan,
+    Rule,
+    campaign,
+    explain,
+    plan_of,
+    run,
+    scenarios,
+    shrink,
+)
 from radixlink_testing.simulator.events import Diverge, Divergence
 
 #: Of one test; there are four of them.
@@ -53,6 +62,13 @@ def test_nothing_is_written_off_where_nothing_goes_wrong() -> None:
     for seed in range(0, 40, 2):
         result = run(plan_of(seed))
         assert (result.broken, result.tally.slots_written_off) == (None, 0)
+
+
+def test_a_campaign_in_pieces_is_the_whole() -> None:
+    whole, head, tail = campaign(0, 12), campaign(0, 5), campaign(5, 7)
+    assert head.tally + tail.tally == whole.tally
+    assert head.faulty + tail.faulty == whole.faulty
+    assert (head.first_seed + head.histories, whole.histories) == (tail.first_seed, 12)
 
 
 def test_a_history_is_as_long_as_it_must_be() -> None:
@@ -139,14 +155,16 @@ def test_a_failing_history_is_replayed_and_gets_short(monkeypatch: pytest.Monkey
 def test_the_command_says_what_it_did_and_replays_a_seed() -> None:
     command = [sys.executable, "-m", "radixlink_testing.simulator"]
     many = subprocess.run(
-        [*command, "--histories", "30", "--processes", "1"],
+        [*command, "--first", "60", "--histories", "30", "--processes", "1"],
         capture_output=True,
         text=True,
         timeout=_TIMEOUT_S,
         check=True,
     )
-    assert many.stdout.startswith("30 histories, 15 with faults")
-    assert "\n0 broken" in many.stdout
+    assert many.stdout.startswith(
+        "seeds 60 to 89: 0 of 30 histories broke a rule, 15 had faults, "
+        f"{len(scenarios())} scenarios held, {campaign(60, 30).tally.steps} steps, "
+    )
     one = subprocess.run(
         [*command, "--replay", "1"], capture_output=True, text=True, timeout=_TIMEOUT_S, check=True
     )

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-import attrs
-
-from radixlink_contracts import ExternalMatch, HitCause
+from radixlink_contracts import ExternalMatch, HitCause, MatchResult
 
 if TYPE_CHECKING:
     from radixlink_contracts import (
         Clock,
-        MatchResult,
         OperationId,
         RadixKey,
         RequestId,
@@ -82,11 +79,15 @@ class ExternalMatcher:
             request.waiting_on = operation
         if cause is HitCause.NOTHING_MISSING:
             return device
-        return attrs.evolve(
-            device,
+        # Written out: to copy it with changes costs more than the rest of a match.
+        return MatchResult(
+            device_prefix_len=start,
+            last_device_node=device.last_device_node,
             external=_EXTERNAL_OF[cause],
             host_hit_length=hit_length,
             waiting_on=operation,
+            full_kv_hit_length=device.full_kv_hit_length,
+            branching_len=device.branching_len,
         )
 
     def _cause(

@@ -45,7 +45,8 @@ def namespace_seed(namespace: Namespace) -> bytes | None:
 
 def framed_namespace(namespace: Namespace) -> bytes:
     """Bytes that differ for different namespaces; empty for the default one."""
-    if namespace == DEFAULT_NAMESPACE:
+    # Mostly it is the very same, and to compare attrs costs more than to look.
+    if namespace is DEFAULT_NAMESPACE or namespace == DEFAULT_NAMESPACE:
         return b""
     return _framed(namespace.extra_key) + _framed(namespace.cache_salt)
 

@@ -12,13 +12,12 @@ from radixlink_contracts.errors import ContractError
 from radixlink_tree._hashing import TOKEN_BYTES, framed_namespace
 from radixlink_tree._node import NO_CHILDREN
 from radixlink_tree._policies import KEEPS_STANDING, standings_agree
-from radixlink_tree._structure import no_indices
 
 if TYPE_CHECKING:
     from radixlink_contracts import NodeId
     from radixlink_tree._core import UnifiedTreeCore
     from radixlink_tree._mamba import States
-    from radixlink_tree._node import Node, StoreMarks
+    from radixlink_tree._node import Node
     from radixlink_tree._swa import Windows
 
 
@@ -36,20 +35,13 @@ def check_invariants(tree: UnifiedTreeCore) -> None:
         ids = [node.node_id for node in NO_CHILDREN.values()]
         msg = f"tree invariants broken: nodes {ids} are children of every leaf"
         raise ContractError(msg)
-    root, *nodes = _all_nodes(tree)
+    root, *nodes = reached = _all_nodes(tree)
     faults = _Faults()
-    _check_registered(tree, root, faults)
-    _check_children(tree, root, faults)
-    standings_count = tree._policy in KEEPS_STANDING
-    for node in nodes:
-        _check_registered(tree, node, faults)
-        _check_node(tree, node, faults)
-        if node.children or node.only_child is not None:
-            _check_children(tree, node, faults)
-        if standings_count and node.parent is not root:
-            _check_standing(tree, node, faults)
-        if node.marks is not None:
-            _check_marks(tree, node, node.marks, faults)
+    _check_links(tree, root, reached, faults)
+    _check_nodes(tree, nodes, faults)
+    if tree._policy in KEEPS_STANDING:
+        _check_standings(tree, root, nodes, faults)
+    _check_marks(tree, nodes, faults)
     _check_ledgers(tree, nodes, faults)
     _check_locks(tree, nodes, faults)
     if tree._windows is not None:
@@ -80,84 +72,94 @@ def _all_nodes(tree: UnifiedTreeCore) -> list[Node]:
     return nodes
 
 
-def _check_children(tree: UnifiedTreeCore, node: Node, faults: _Faults) -> None:
-    """A node and its children know each other."""
-    children = list(node.children.values())
-    if node.only_child is not (children[0] if len(children) == 1 else None):
-        faults.of(node, f"has {len(children)} children and an only child {node.only_child}")
-    is_root = node.parent is None
-    for edge, child in node.children.items():
-        if child.parent is not node or child.edge != edge:
-            faults.of(child, "and its parent do not agree about their link")
-        first_page = child.tokens[: tree._page_bytes]
-        if is_root:
-            first_page = framed_namespace(child.namespace) + first_page
-        if edge != first_page:
-            faults.of(child, "is filed under another first page")
-        if is_root:
+def _check_links(tree: UnifiedTreeCore, root: Node, reached: list[Node], faults: _Faults) -> None:
+    """All are there under their ids; a node and its children know each other."""
+    registered, page_bytes = tree._nodes, tree._page_bytes
+    for node in reached:
+        if registered.get(node.node_id) is not node:
+            faults.of(node, "is linked but not registered")
+        if node.lock_ref < 0:
+            faults.of(node, f"has lock count {node.lock_ref}")
+        children = node.children
+        if not children:
+            if node.only_child is not None:
+                faults.of(node, f"has 0 children and an only child {node.only_child}")
             continue
-        if child.namespace is not node.namespace and child.namespace != node.namespace:
-            faults.of(child, "is of another namespace than its parent")
-        if child.lock_ref > node.lock_ref:
-            faults.of(child, "is locked more often than its parent")
+        only = next(iter(children.values())) if len(children) == 1 else None
+        if node.only_child is not only:
+            faults.of(node, f"has {len(children)} children and an only child {node.only_child}")
+        for edge, child in children.items():
+            if child.parent is not node or child.edge != edge:
+                faults.of(child, "and its parent do not agree about their link")
+            first_page = child.tokens[:page_bytes]
+            if node is root:
+                first_page = framed_namespace(child.namespace) + first_page
+            elif child.namespace is not node.namespace and child.namespace != node.namespace:
+                faults.of(child, "is of another namespace than its parent")
+            if edge != first_page:
+                faults.of(child, "is filed under another first page")
+            if child.lock_ref > node.lock_ref and node is not root:
+                faults.of(child, "is locked more often than its parent")
 
 
-def _check_registered(tree: UnifiedTreeCore, node: Node, faults: _Faults) -> None:
-    """A node is there under its id, and locked by nobody or somebody."""
-    if tree._nodes.get(node.node_id) is not node:
-        faults.of(node, "is linked but not registered")
-    if node.lock_ref < 0:
-        faults.of(node, f"has lock count {node.lock_ref}")
+def _check_nodes(tree: UnifiedTreeCore, nodes: list[Node], faults: _Faults) -> None:
+    """What each node has fits together."""
+    page_bytes, worth = tree._page_bytes, tree._queue.value_of
+    no_windows, no_states = tree._windows is None, tree._states is None
+    for node in nodes:
+        num_bytes, lock_ref = len(node.tokens), node.lock_ref
+        if not num_bytes or num_bytes % page_bytes:
+            faults.of(node, f"holds {num_bytes} bytes of tokens, which is not whole pages")
+        num_slots = node.device_indices.numel()
+        if num_slots * TOKEN_BYTES != num_bytes:
+            faults.of(node, f"holds {num_slots} slots for {num_bytes // TOKEN_BYTES} tokens")
+        if not lock_ref and not node.children:
+            if node.queued is None:
+                faults.of(node, "is an unlocked leaf that eviction does not know")
+            elif node.queued > worth(node):
+                faults.of(node, f"is worth less than the {node.queued} under which eviction has it")
+        if no_windows and node.has_swa:
+            faults.of(node, "has a window in a tree without windows")
+        if no_states and node.mamba_slot is not None:
+            faults.of(node, "has a state in a tree without states")
+        if not 0 <= node.swa_lock_ref <= lock_ref:
+            faults.of(node, f"has window lock count {node.swa_lock_ref}, lock count {lock_ref}")
 
 
-def _check_node(tree: UnifiedTreeCore, node: Node, faults: _Faults) -> None:
-    """What a node that is not the root has fits together."""
-    num_bytes, lock_ref = len(node.tokens), node.lock_ref
-    if not num_bytes or num_bytes % tree._page_bytes:
-        faults.of(node, f"holds {num_bytes} bytes of tokens, which is not whole pages")
-    if node.device_indices.numel() * TOKEN_BYTES != num_bytes:
-        faults.of(
-            node, f"holds {len(node.device_indices)} slots for {num_bytes // TOKEN_BYTES} tokens"
-        )
-    if not node.children and not lock_ref:
-        if node.queued is None:
-            faults.of(node, "is an unlocked leaf that eviction does not know")
-        elif node.queued > tree._queue.value_of(node):
-            faults.of(node, f"is worth less than the {node.queued} under which eviction has it")
-    if node.has_swa and tree._windows is None:
-        faults.of(node, "has a window in a tree without windows")
-    if node.mamba_slot is not None and tree._states is None:
-        faults.of(node, "has a state in a tree without states")
-    if not 0 <= node.swa_lock_ref <= lock_ref:
-        faults.of(node, f"has window lock count {node.swa_lock_ref}, lock count {lock_ref}")
+def _check_standings(tree: UnifiedTreeCore, root: Node, nodes: list[Node], faults: _Faults) -> None:
+    """Each node's standing and its parent's can be of one history."""
+    for node in nodes:
+        parent = node.parent
+        if parent is None or parent is root:
+            continue
+        if not standings_agree(tree._policy, parent, node):
+            faults.of(node, f"has standing {node.standing}, its parent {parent.standing}")
 
 
-def _check_standing(tree: UnifiedTreeCore, node: Node, faults: _Faults) -> None:
-    """A node's standing and its parent's can be of one history."""
-    parent = node.parent
-    if parent is not None and not standings_agree(tree._policy, parent, node):
-        faults.of(node, f"has standing {node.standing}, its parent {parent.standing}")
-
-
-def _check_marks(tree: UnifiedTreeCore, node: Node, marks: StoreMarks, faults: _Faults) -> None:
-    """What is known of a node and the store fits together."""
+def _check_marks(tree: UnifiedTreeCore, nodes: list[Node], faults: _Faults) -> None:
+    """What is known of each node and the store fits together."""
     offloads = tree._offloads
-    if offloads.threshold is None and (marks.stored or marks.hit_count or marks.pending_bits):
-        faults.of(node, "is stored, counted or being offloaded although there is no linker")
-    if marks.stored & marks.pending_bits:
-        faults.of(node, "is being offloaded with what is stored of it")
-    if (marks.pending is None) != (marks.pending_bits == 0):
-        faults.of(node, f"is being offloaded by {marks.pending} with parts {marks.pending_bits:#b}")
-    if marks.pending is not None and node not in offloads.pending.get(marks.pending, ()):
-        faults.of(node, f"is being offloaded by {marks.pending}, which does not know it")
-    if marks.touching_bits & ~marks.stored:
-        faults.of(node, "is being touched for what is not stored of it")
-    if (marks.touching is None) != (marks.touching_bits == 0):
-        faults.of(node, f"is being touched by {marks.touching} for parts {marks.touching_bits:#b}")
-    if marks.touching is not None and node not in offloads.touching.get(marks.touching, ()):
-        faults.of(node, f"is being touched by {marks.touching}, which does not know it")
-    if marks.chain is not None and marks.chain.tokens != node.tokens:
-        faults.of(node, "has the keys of other tokens")
+    for node in nodes:
+        marks = node.marks
+        if marks is None:
+            continue
+        stored, pending, touching = marks.stored, marks.pending, marks.touching
+        if offloads.threshold is None and (stored or marks.hit_count or marks.pending_bits):
+            faults.of(node, "is stored, counted or being offloaded although there is no linker")
+        if stored & marks.pending_bits:
+            faults.of(node, "is being offloaded with what is stored of it")
+        if (pending is None) != (marks.pending_bits == 0):
+            faults.of(node, f"is being offloaded by {pending} with parts {marks.pending_bits:#b}")
+        if pending is not None and node not in offloads.pending.get(pending, ()):
+            faults.of(node, f"is being offloaded by {pending}, which does not know it")
+        if marks.touching_bits & ~stored:
+            faults.of(node, "is being touched for what is not stored of it")
+        if (touching is None) != (marks.touching_bits == 0):
+            faults.of(node, f"is being touched by {touching} for parts {marks.touching_bits:#b}")
+        if touching is not None and node not in offloads.touching.get(touching, ()):
+            faults.of(node, f"is being touched by {touching}, which does not know it")
+        if marks.chain is not None and marks.chain.tokens != node.tokens:
+            faults.of(node, "has the keys of other tokens")
 
 
 def _check_ledgers(tree: UnifiedTreeCore, nodes: list[Node], faults: _Faults) -> None:
@@ -179,7 +181,7 @@ def _check_ledgers(tree: UnifiedTreeCore, nodes: list[Node], faults: _Faults) ->
             f"ledgers say {tree.evictable_size} evictable and {tree.protected_size} protected, "
             f"counted {evictable} and {protected}"
         )
-    slots = torch.cat([no_indices(), *(node.device_indices for node in nodes)]).tolist()
+    slots = torch.cat([node.device_indices for node in nodes]).tolist() if nodes else []
     if len(slots) != len(set(slots)):
         faults.append(f"{len(slots) - len(set(slots))} slots are in two places")
     entries = tree._queue.entries()

@@ -27,7 +27,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--histories", type=int, default=2000, help="how many (default: %(default)s)"
     )
-    parser.add_argument("--seed", type=int, default=0, help="the first one (default: %(default)s)")
+    parser.add_argument(
+        "--first",
+        type=int,
+        default=0,
+        metavar="SEED",
+        help="the first one's seed, so that a long campaign can be run in pieces "
+        "(default: %(default)s)",
+    )
     parser.add_argument(
         "--processes", type=int, default=os.cpu_count() or 1, help="default: one a core"
     )
@@ -37,25 +44,36 @@ def main(arguments: Sequence[str] | None = None) -> int:
         result = run(plan_of(chosen.replay), tell=True)
         sys.stdout.write(f"{story_of(result)}\n{result.tally}\n")
         return int(result.broken is not None)
-    for scenario in scenarios():
+    played = scenarios()
+    for scenario in played:
         result = run(scenario.plan, tell=True)
         if result.broken is not None:
             sys.stdout.write(f"{story_of(result)}\n")
             return 1
-    report = campaign(chosen.seed, chosen.histories, processes=chosen.processes)
-    sys.stdout.write(f"{summary(report)}\n")
+    report = campaign(chosen.first, chosen.histories, processes=chosen.processes)
+    sys.stdout.write(f"{summary(report, num_scenarios=len(played))}\n")
     if report.broken:
         seed, _ = report.broken[0]
         sys.stdout.write(f"\n{explain(plan_of(seed))}\n")
     return int(bool(report.broken))
 
 
-def summary(report: Report) -> str:
-    """A campaign in a few lines."""
+def summary(report: Report, *, num_scenarios: int) -> str:
+    """A campaign in one line that tells all of a piece of one, and a few on what happened in it.
+
+    Args:
+        report: How it went.
+        num_scenarios: Scenarios that were played before, each of which held.
+    """
     tally = report.tally
-    ran = f"{report.histories} histories, {report.faulty} with faults, {report.seconds:.1f} s"
+    ran = (
+        f"seeds {report.first_seed} to {report.first_seed + report.histories - 1}: "
+        f"{len(report.broken)} of {report.histories} histories broke a rule, "
+        f"{report.faulty} had faults, {num_scenarios} scenarios held, {tally.steps} steps, "
+        f"{report.seconds:.1f} s"
+    )
     happened = (
-        f"{tally.steps} steps, {tally.frames} frames, {tally.requests} requests, {tally.hits} hits, "
+        f"{tally.frames} frames, {tally.requests} requests, {tally.hits} hits, "
         f"{tally.loads} loads ({tally.layer_wise} layer-wise), {tally.touches} touches, "
         f"{tally.faults} faults, {tally.divergences} divergences"
     )
@@ -64,7 +82,6 @@ def summary(report: Report) -> str:
             ran,
             happened,
             f"{tally.slots_written_off} slots written off, {tally.given_up} stores given up",
-            f"{len(report.broken)} broken",
             *(f"seed {seed}: {error}" for seed, error in report.broken),
         ]
     )

@@ -35,6 +35,7 @@ class Report:
     """How a campaign went.
 
     Attributes:
+        first_seed: Of the first history; those behind it follow one by one.
         histories: How many were run.
         faulty: How many of them had faults.
         tally: What happened in all of them.
@@ -42,6 +43,7 @@ class Report:
         broken: The seeds of those that broke a rule, and what they said.
     """
 
+    first_seed: int
     histories: int
     faulty: int
     tally: Tally
@@ -76,6 +78,7 @@ def campaign(first_seed: int, histories: int, *, processes: int = 1) -> Report:
     for part in parts:
         tally += part.tally
     return Report(
+        first_seed=first_seed,
         histories=sum(part.histories for part in parts),
         faulty=sum(part.faulty for part in parts),
         tally=tally,

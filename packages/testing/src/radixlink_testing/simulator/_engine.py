@@ -9,12 +9,13 @@ from launch to its end, and writes its own pages then; both are checked.
 from __future__ import annotations
 
 from array import array
-from collections import Counter, deque
+from collections import deque
 from typing import TYPE_CHECKING
 
 import torch
 
 from radixlink_contracts import (
+    DEFAULT_NAMESPACE,
     ComponentType,
     ExternalMatch,
     IncLockRefParams,
@@ -89,16 +90,16 @@ class Engine:
         return len(self._batches)
 
     @property
-    def num_pages(self) -> Counter[PoolName]:
+    def num_pages(self) -> dict[PoolName, int]:
         """Pages, and states, that requests have on each rank."""
-        pages: Counter[PoolName] = Counter()
+        full = states = 0
         for request in self.requests.values():
-            pages[PoolName.MAMBA] += len(request.states) > 0
-            for part in request.parts[:1]:
-                pages[PoolName.KV] += len(part.own_pages)
-                pages[PoolName.MAMBA] += part.state is not None
-        pages[PoolName.SWA] = pages[PoolName.KV]
-        return pages
+            states += len(request.states) > 0
+            if request.parts:
+                part = request.parts[0]
+                full += len(part.own_pages)
+                states += part.state is not None
+        return {PoolName.KV: full, PoolName.SWA: full, PoolName.MAMBA: states}
 
     # -- requests come and go ----------------------------------------------------------------------
 
@@ -107,14 +108,14 @@ class Engine:
         if arrival.name in self.requests:
             return
         size = self._replica.shape.page_size
-        salt = arrival.tenant or None
+        salt = arrival.tenant
         tokens = _tokens(arrival.pages, size)
         tokens.extend([9] * min(arrival.tail, size - 1))
         self.requests[arrival.name] = Request(
             name=arrival.name,
             ids=[request_id(arrival.name, rank.rank) for rank in self._replica.ranks],
             tokens=tokens,
-            namespace=Namespace(cache_salt=salt),
+            namespace=Namespace(cache_salt=salt) if salt else DEFAULT_NAMESPACE,
             turns=[_tokens(turn, size) for turn in arrival.turns],
             chunk=arrival.chunk,
             slide=arrival.slide,

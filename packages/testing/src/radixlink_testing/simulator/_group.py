@@ -181,7 +181,7 @@ class SimulatedGroup(RankGroup):
     def all_and(self, words: bytearray, timeout_s: float) -> None:
         """Replace `words` by the bitwise AND of all ranks' words."""
         told = self._exchange("all_and", bytes(words), timeout_s)
-        if any(len(one) != len(words) for one in told):
+        if {len(one) for one in told} != {len(words)}:
             msg = f"all_and: expected frames of one size, got {[len(one) for one in told]}"
             raise ContractError(msg)
         result = int.from_bytes(told[0], "little")

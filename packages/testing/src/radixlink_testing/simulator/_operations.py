@@ -259,7 +259,8 @@ class Operations:
             given_up: There is no store any more, so that what was pending has failed.
         """
         for place, operation in enumerate(list(self.live.values())):
-            self._judge_agreed(operation, step, settings, given_up=given_up)
+            if not operation.settled:
+                self._judge_agreed(operation, step, settings, given_up=given_up)
             if not operation.settled and operation.undecided:
                 if operation.framed and place < settings.max_operations:
                     self._judge_pending(operation)
@@ -287,8 +288,6 @@ class Operations:
         self, operation: Operation, step: int, settings: LinkerSettings, *, given_up: bool
     ) -> None:
         """The verdict is one, and as the backends gave it."""
-        if operation.settled:
-            return
         verdicts: list[Verdict] = []
         for rank, share in operation.shares.items():
             if share.verdict is _PENDING and share.ticket.decided:

@@ -106,8 +106,8 @@ class DevicePages:
         self.holds = [_FREE] * num_pages
         #: How many pages each holder has.
         self.count = Counter({Holder.FREE: num_pages})
-        #: Pages that batches which run read or write, and how many of them.
-        self._busy: Counter[int] = Counter()
+        #: Of each page, how many batches that run read or write it.
+        self._busy = [0] * num_pages
 
     def bytes_of(self, mark: bytes) -> tuple[bytes, ...]:
         """What the layer ranges of a page have on this rank."""
@@ -120,9 +120,10 @@ class DevicePages:
 
     def _give(self, page: int, hold: Hold) -> None:
         """A page is somebody's from now on."""
-        self.count[self.holds[page].holder] -= 1
-        self.count[hold.holder] += 1
-        self.holds[page] = hold
+        holds, count = self.holds, self.count
+        count[holds[page].holder] -= 1
+        count[hold.holder] += 1
+        holds[page] = hold
 
     def of(self, *holders: Holder) -> set[int]:
         """The pages that these have."""
@@ -207,11 +208,13 @@ class DevicePages:
 
     def launched(self, pages: Iterable[int]) -> None:
         """A batch that reads or writes these runs."""
-        self._busy.update(pages)
+        for page in pages:
+            self._busy[page] += 1
 
     def retired(self, pages: Iterable[int]) -> None:
         """It has ended."""
-        self._busy.subtract(pages)
+        for page in pages:
+            self._busy[page] -= 1
 
     def compute(self, page: int, mark: bytes) -> None:
         """A forward wrote its own page."""
