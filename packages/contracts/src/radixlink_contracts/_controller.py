@@ -255,7 +255,9 @@ class LinkedPrefixCache(PrefixCache, Protocol):
         Raises:
             ContractError: The linker lacks the pool of a component.
             InvalidTransitionError: A linker is attached already.
-            AgreementError: Ranks attach with different settings.
+            AgreementError: Ranks attach with different settings, or another one could not or did not come: none is
+                attached that hears of it. One that does not, since it alone got to the end of the last collective,
+                hears it at its first frame. Where a rank did not come, the way on is `detach` and `reset` by all.
         """
         ...
 

@@ -19,7 +19,7 @@ from radixlink_contracts import (
     LoadMode,
     LockHolder,
 )
-from radixlink_contracts.errors import ContractError, InvalidTransitionError
+from radixlink_contracts.errors import AgreementError, ContractError, InvalidTransitionError
 from radixlink_linker._ranks import FrameExchange
 from radixlink_linker._settings import LinkerSettings
 from radixlink_linker._wrapper import UnifiedCacheLinkerWrapper
@@ -112,16 +112,29 @@ class UnifiedRadixCache(LinkedPrefixCache):
         if self._wrapper is not None:
             msg = "init_cache_linker: expected no linker, got a second one: detach the first"
             raise InvalidTransitionError(msg, state="linked", event="attach")
-        self._wrapper = UnifiedCacheLinkerWrapper(
-            tree=self._tree,
-            slots=self._slots,
-            components=self._components,
-            linker=linker,
-            frames=self._frames,
-            executor=self._executor,
-            clock=self._clock,
-            settings=self._settings,
-        )
+        try:
+            wrapper = UnifiedCacheLinkerWrapper(
+                tree=self._tree,
+                slots=self._slots,
+                components=self._components,
+                linker=linker,
+                frames=self._frames,
+                executor=self._executor,
+                clock=self._clock,
+                settings=self._settings,
+            )
+        except AgreementError:
+            # The others know, or do not come.
+            raise
+        except Exception as error:
+            self._frames.agree_on_attach(error)
+            raise
+        try:
+            self._frames.agree_on_attach(None)
+        except AgreementError:
+            self._tree.detach_linker()
+            raise
+        self._wrapper = wrapper
 
     @override
     def detach(self) -> None:

@@ -81,6 +81,31 @@ class FrameExchange:
             msg = f"attach: expected the same settings on all ranks, got {by_rank}"
             raise AgreementError(msg, by_rank=by_rank, rank=self.group.rank)
 
+    def agree_on_attach(self, error: Exception | None) -> None:
+        """Have all ranks attach or none: each says whether it could.
+
+        Args:
+            error: What kept this rank from it; None for nothing. The caller raises that itself, so
+                none is raised here beside it.
+
+        Raises:
+            AgreementError: Another rank could not, or did not come: names it.
+        """
+        if self.alone:
+            return
+        self._used = True
+        said = b"" if error is None else repr(error).encode()
+        try:
+            told = self.group.all_gather(said, self._settings.step_timeout_s)
+        except AgreementError:
+            if error is None:
+                raise
+            return
+        by_rank = {rank: other.decode() for rank, other in enumerate(told) if other}
+        if by_rank and error is None:
+            msg = f"attach: expected all ranks to attach, got {by_rank}"
+            raise AgreementError(msg, by_rank=by_rank, rank=self.group.rank)
+
     def exchange(
         self, kind: FrameKind, agenda: Agenda, facts: Sequence[int], now: float
     ) -> AgreedFrame:
@@ -105,12 +130,22 @@ class FrameExchange:
             try:
                 self.group.all_and(frame, self._settings.step_timeout_s)
             except AgreementError as error:
-                self._failure = _copy(error)
-                raise
+                self._failure = self._told_of(error)
+                raise _copy(self._failure) from error
             if not digests_agree(frame):
                 self._failure = self._divergence(facts)
                 raise _copy(self._failure)
         return read_frame(frame, agenda, self._settings)
+
+    def _told_of(self, error: AgreementError) -> AgreementError:
+        """What is raised where a frame failed: before the first one a rank may have failed alone."""
+        message = error.message
+        if self._number == 1:
+            message = (
+                f"first frame of epoch {self._epoch}: a rank that does not come may have failed "
+                f"alone to attach or to reset; {message}"
+            )
+        return AgreementError(message, by_rank=error.by_rank, rank=error.rank)
 
     def _divergence(self, facts: Sequence[int]) -> AgreementError:
         """The error that every rank raises for the same frame, with what each of them believed."""

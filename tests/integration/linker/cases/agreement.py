@@ -12,15 +12,21 @@ import attrs
 import pytest
 from tests.integration.linker.cases.job import SETTINGS
 from tests.integration.linker.cases.registry import LAYERS, case
+from tests.integration.linker.counting_group import CountingGroup
 from tests.integration.linker.rank import Rank
+from typing_extensions import override
 
 from radixlink_contracts import ExternalMatch, LoadWaiting, RequestId, StepReport
-from radixlink_contracts.errors import AgreementError
+from radixlink_contracts.errors import AgreementError, InvalidTransitionError
 from radixlink_testing.rank_groups import SLACK_S, check_names_the_missing
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from tests.integration.linker.cases.job import Engine, Job
     from tests.integration.linker.models import Model
+
+    from radixlink_contracts import RankGroup
 
 TOKENS = range(1, 9)
 """Four pages."""
@@ -280,6 +286,84 @@ def unlike_settings_are_named_by_rank_and_nothing_is_attached(job: Job, model: M
     engine.cache._settings = SETTINGS
     engine.attach()
     recovers(engine)
+
+
+@case("A2", "rule 6", kinds=("full",), least_ranks=2)
+def what_one_rank_alone_cannot_attach_is_attached_on_none(job: Job, model: Model) -> None:
+    engine = job.engine(model, attach=False)
+    if job.is_last:
+        engine.tree.attach_linker(backup_threshold=1)
+        with pytest.raises(InvalidTransitionError):
+            engine.attach()
+        engine.tree.detach_linker()
+    else:
+        with pytest.raises(AgreementError, match="expected all ranks to attach") as caught:
+            engine.attach()
+        assert list(caught.value.by_rank) == [job.last]
+        assert "InvalidTransitionError" in caught.value.by_rank[job.last]
+    assert not is_attached(engine)
+    # Nobody was missing, so that there is nothing to recover from.
+    engine.attach()
+    engine.store_all(TOKENS)
+    assert engine.restore("a", TOKENS).landed == ("a",)
+
+
+@case("A2", "rule 6", kinds=("full",), least_ranks=2)
+def a_rank_that_gives_up_while_the_others_attach_is_named_by_them(job: Job, model: Model) -> None:
+    """It heard nothing of a gather that the others completed: the first, and then the last one."""
+    for gathers in (1, 2):
+        engine = job.engine(model, settings=HASTY, attach=False)
+        frames = engine.cache._frames
+        if job.is_last:
+            frames.group = GivesUpGroup(frames.group, engine.calls, gathers)
+            with pytest.raises(AgreementError, match="gave up"):
+                engine.attach()
+        else:
+            hears: Callable[[], object] = engine.attach
+            if gathers == 2:
+                # All are attached but the last one: the first frame tells.
+                engine.attach()
+                Rank.match(engine, "a", TOKENS)
+                hears = engine.cache.step
+            begin = time.monotonic()
+            with pytest.raises(AgreementError) as caught:
+                hears()
+            assert time.monotonic() - begin < HASTY.step_timeout_s + SLACK_S
+            check_names_the_missing(caught.value, job.last, job.size)
+            alone = "a rank that does not come may have failed alone to attach"
+            assert (alone in caught.value.message) == (gathers == 2)
+        assert is_attached(engine) == (gathers == 2 and not job.is_last)
+        job.meet()
+        # The way on, for all of them.
+        engine.cache.detach()
+        assert not is_attached(engine)
+        engine.reset()
+        engine.attach()
+        recovers(engine)
+
+
+class GivesUpGroup(CountingGroup):
+    """A group of which this rank gives up in a gather that the others complete."""
+
+    def __init__(self, inner: RankGroup, calls: list[str], gathers: int) -> None:
+        super().__init__(inner, calls)
+        #: In which gather from here.
+        self._gathers = gathers
+
+    @override
+    def all_gather(self, value: bytes, timeout_s: float) -> tuple[bytes, ...]:
+        told = super().all_gather(value, timeout_s)
+        self._gathers -= 1
+        if not self._gathers:
+            raise AgreementError("gave up", by_rank={self.rank: "here"}, rank=self.rank)
+        return told
+
+
+def is_attached(engine: Engine) -> bool:
+    """A linker is attached, to the cache and to its tree."""
+    attached = engine.cache.counters is not None
+    assert attached == (engine.tree._offloads.threshold is not None)
+    return attached
 
 
 def recovers(engine: Engine) -> None:
