@@ -12,7 +12,7 @@ import pytest
 from packages.store.tests.conftest import STRESS
 
 from radixlink_contracts import PageBits, StoreConfig
-from radixlink_store import FileStoreFactory, Segment
+from radixlink_store import FileStoreFactory, Segment, SegmentPageStore
 from radixlink_testing import read_right
 from radixlink_testing.pages import page_keys, page_parts
 
@@ -22,20 +22,21 @@ if TYPE_CHECKING:
     from types import FrameType
 
     from radixlink_contracts import PoolLayout
-    from radixlink_store import SegmentPageStore
 
 SLOTS = 4
 ROUNDS = 20 if STRESS else 4
 #: What a child ends with if it was neither killed nor stopped.
 WROTE, FAILED = 0, 1
-WRITE = {Segment.write.__code__, Segment._fill.__code__}
+WRITE = {
+    method.__code__
+    for method in (SegmentPageStore._write, Segment.claim, Segment.fill, Segment.publish)
+}
 
 
 class Before:
-    """Sends a signal to its own process before one line of `Segment.write` is run.
+    """Sends a signal to its own process before one line of a write is run.
 
-    Lines count as they are run, those of `_fill` among them, so that the last number with an effect
-    is the number of seams.
+    Lines count as they are run, so that the last number with an effect is the number of seams.
     """
 
     def __init__(self, line: int, number: signal.Signals) -> None:
@@ -71,19 +72,19 @@ class Place:
         """Which pages can be read; a wrong byte fails the test."""
         return [pages[i] for i in read_right(self.store, self.store.open(page_keys(pages), 0))]
 
-    def fork(self, page: int, before: Before) -> int:
-        """Let a child open the store anew and put one page; its process number."""
+    def fork(self, pages: range, before: Before) -> int:
+        """Let a child open the store anew and put pages by one call; its process number."""
         child = os.fork()
         if child == 0:
-            self._be_writer(page, before)
+            self._be_writer(pages, before)
         self._children.add(child)
         return child
 
-    def _be_writer(self, page: int, before: Before) -> NoReturn:
+    def _be_writer(self, pages: range, before: Before) -> NoReturn:
         code = FAILED
         try:
             store = FileStoreFactory(self._config, prefault=False).open(self._layout)
-            keys = page_keys([page])
+            keys = page_keys(pages)
             parts = page_parts(keys, self._layout)
             sys.settrace(before)
             stored = store.put(keys, parts)
@@ -116,11 +117,11 @@ def place(tmp_path: Path, layout: PoolLayout) -> Iterator[Place]:
 
 
 @pytest.mark.timeout(1800 if STRESS else 60)
-@pytest.mark.parametrize("pages_before", [0, SLOTS])
-def test_writer_killed_before_any_line_leaves_a_page_or_a_free_slot(
-    place: Place, pages_before: int
+@pytest.mark.parametrize(("pages_before", "count"), [(0, 1), (SLOTS, 1), (SLOTS, 3)])
+def test_writer_killed_before_any_line_leaves_pages_or_free_slots(
+    place: Place, pages_before: int, count: int
 ) -> None:
-    """Into free slots, and over pages that are there."""
+    """Into free slots, and over pages that are there; one page, and several by one call."""
     page, kills = 0, 0
     for _ in range(ROUNDS):
         line = 0
@@ -129,16 +130,17 @@ def test_writer_killed_before_any_line_leaves_a_page_or_a_free_slot(
                 assert place.put(page).complete
                 page += 1
             first = page
-            child = place.fork(page, Before(line, signal.SIGKILL))
+            child = place.fork(range(page, page + count), Before(line, signal.SIGKILL))
             status = place.wait(child)
+            page += count - 1
             if os.WIFEXITED(status):
                 assert os.WEXITSTATUS(status) == WROTE
                 break
             assert os.WTERMSIG(status) == signal.SIGKILL
             kills += 1
             # Nothing is locked any more: as many pages as there are slots can be put at once.
-            before = place.held(range(max(0, first - SLOTS), first + 1))
-            assert len(before) >= pages_before - 1
+            before = place.held(range(max(0, first - SLOTS), page + 1))
+            assert len(before) >= pages_before - count
             for _ in range(SLOTS):
                 page += 1
                 assert place.put(page).complete
@@ -159,7 +161,7 @@ def test_slot_of_a_writer_that_stopped_before_any_line_is_never_taken(place: Pla
     """And the writer goes on as if nothing had been."""
     page, held_back, rounds, line, stops = 0, 0, 0, 0, 0
     while rounds < ROUNDS:
-        child = place.fork(page, Before(line, signal.SIGSTOP))
+        child = place.fork(range(page, page + 1), Before(line, signal.SIGSTOP))
         status = place.wait(child)
         if os.WIFEXITED(status):
             assert os.WEXITSTATUS(status) == WROTE

@@ -246,14 +246,18 @@ def test_locked_slot_is_passed_over(make_store: MakeStore) -> None:
 
 
 def test_slot_is_not_written_if_its_word_changed_before_it_was_locked(
-    make_store: MakeStore, layout: PoolLayout
+    make_store: MakeStore,
 ) -> None:
     store, segment = make_store(1, 1)
     put(store, [0])
     place = Place.of(page_keys([1])[0], 1)
-    parts = [memoryview(bytes(size)) for size in layout.range_bytes]
     with segment.locks.lend() as lock:
-        assert segment.write(lock, 0, 0, place, parts, writer=1, age=1) is None
+        assert segment.claim(lock, 0, 0, place, 1) is None
+    with segment.locks.lend() as lock, segment.locks.lend() as other:
+        assert other.try_lock(0), "the lock was given back"
+        other.unlock_all()
+        assert lock.try_lock(0)
+        lock.unlock_all()
     assert held(store, [0, 1]) == [0]
 
 
@@ -296,9 +300,9 @@ def test_read_ends_as_a_miss_when_the_page_is_replaced_under_it(
     handles = store.open(page_keys([0]), 0)
     copy = segment.copy_range
 
-    def replaced(slot: int, layer_range: int, out: memoryview) -> None:
+    def replaced(slot: int, layer_range: int, out: memoryview, past: int) -> None:
         put(store, [1])
-        copy(slot, layer_range, out)
+        copy(slot, layer_range, out, past)
 
     monkeypatch.setattr(segment, "copy_range", replaced)
     assert read_right(store, handles) == PageBits.none(1)
@@ -333,9 +337,9 @@ def test_closing_does_not_disturb_a_read_in_progress(
     handles = store.open(page_keys([0]), 0)
     copy = segment.copy_range
 
-    def close_first(slot: int, layer_range: int, out: memoryview) -> None:
+    def close_first(slot: int, layer_range: int, out: memoryview, past: int) -> None:
         store.close()
-        copy(slot, layer_range, out)
+        copy(slot, layer_range, out, past)
 
     monkeypatch.setattr(segment, "copy_range", close_first)
     assert store.read(handles, 0, bytearray(40)) == PageBits.all(1)

@@ -17,13 +17,26 @@ _LINE: Final = 64
 2.36), and a bytearray never is; so its first bytes are copied by themselves."""
 
 
-def copy(out: memoryview, source: memoryview) -> None:
-    """Copy bytes. Shape: both of one dimension, format "B" and equal length."""
+def past_line(memory: memoryview) -> int:
+    """How many bytes memory starts past the start of a line of the cache. Cost: a microsecond."""
+    address: int = np.frombuffer(memory, np.uint8).__array_interface__["data"][0]
+    return address % _LINE
+
+
+def copy(out: memoryview, source: memoryview, past: int) -> None:
+    """Copy bytes.
+
+    Args:
+        out: Where to.
+        source: Where from. Shape: both of one dimension, format "B" and equal length.
+        past: How many bytes `out` starts past the start of any line of the cache.
+    """
     if len(out) < _RELEASE_FROM:
         out[:] = source
         return
     to, origin = np.frombuffer(out, np.uint8), np.frombuffer(source, np.uint8)
-    head = -int(to.__array_interface__["data"][0]) % _LINE
+    head = -past % _LINE
     if head:
         to[:head] = origin[:head]
-    np.copyto(to[head:], origin[head:])
+        to, origin = to[head:], origin[head:]
+    to[:] = origin

@@ -44,6 +44,8 @@ _WRITE: Final = fcntl.F_WRLCK
 _READ: Final = fcntl.F_RDLCK
 _UNLOCK: Final = fcntl.F_UNLCK
 _SET: Final = fcntl.F_OFD_SETLK
+#: A length of 0 goes to the end, wherever that is.
+_UNLOCK_ALL: Final = _FLOCK.pack(_UNLOCK, 0, 0, 0, 0)
 
 
 class LockDescriptor:
@@ -80,6 +82,10 @@ class LockDescriptor:
     def unlock(self, byte: int) -> None:
         """Release a byte."""
         fcntl.fcntl(self._descriptor, _SET, _FLOCK.pack(_UNLOCK, 0, byte, 1, 0))
+
+    def unlock_all(self) -> None:
+        """Release every byte that this description has, in one call of the kernel."""
+        fcntl.fcntl(self._descriptor, _SET, _UNLOCK_ALL)
 
     def close(self) -> None:
         """Release everything."""

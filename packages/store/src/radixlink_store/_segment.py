@@ -11,7 +11,8 @@ is a hint: what it leads to is compared with the whole key.
 
 Rules of the file:
 
-1. only the holder of a slot's lock stores its tag, state word, header or payload;
+1. only the holder of a slot's lock stores its tag, state word, header or payload. A writer may
+   hold the locks of several slots, and lets go of all at once;
 2. a writer takes the tag away and stores WRITING before it touches anything else of the slot, and
    after everything else READY, then the tag. So wherever it dies, its slot has no tag, and a slot
    without a tag that nobody has locked is free;
@@ -40,7 +41,7 @@ from radixlink_contracts import PAGE_KEY_BYTES
 from radixlink_contracts.errors import ContractError
 from radixlink_store._ages import GENERATION_MASK
 from radixlink_store._checksum import header_checksum, range_checksum
-from radixlink_store._copies import copy
+from radixlink_store._copies import copy, past_line
 from radixlink_store._layout import (
     COUNTER_ROWS,
     COUNTERS_PER_ROW,
@@ -149,6 +150,7 @@ class Segment:
         self._header_words: Final = geometry.header_words
         self._checksum_word: Final = geometry.header_checksum_word
         self._buffer = buffer = buffer.cast("B")
+        self._past_line: Final = past_line(buffer)
         # For single items: a memoryview moves 8 bytes at once, and is quicker than numpy.
         self._tags = self._view("B", 1, geometry.tags_offset, count)
         self._word = self._view("Q", WORD_BYTES, geometry.states_offset, count)
@@ -351,9 +353,16 @@ class Segment:
 
     # --- reading ---------------------------------------------------------------------------------
 
-    def copy_range(self, slot: int, layer_range: int, out: memoryview) -> None:
-        """Copy one layer range of whatever the slot holds; releases the GIL unless it is small."""
-        copy(out, self.range_of(slot, layer_range))
+    def copy_range(self, slot: int, layer_range: int, out: memoryview, past: int) -> None:
+        """Copy one layer range of whatever the slot holds; releases the GIL unless it is small.
+
+        Args:
+            slot: Which slot.
+            layer_range: Which range of it.
+            out: Where to.
+            past: How far `out` starts past the start of a line of the cache, as `copy` has it.
+        """
+        copy(out, self.range_of(slot, layer_range), past)
 
     def range_of(self, slot: int, layer_range: int) -> memoryview:
         """The bytes of one layer range of a slot."""
@@ -370,18 +379,53 @@ class Segment:
 
     # --- writing ---------------------------------------------------------------------------------
 
-    def write(
-        self,
-        lock: LockDescriptor,
-        slot: int,
-        seen: int,
-        place: Place,
-        parts: Sequence[memoryview],
-        *,
-        writer: int,
-        age: int,
+    def claim(
+        self, lock: LockDescriptor, slot: int, seen: int, place: Place, age: int
     ) -> int | None:
-        """Put a page into a slot, whatever it holds, unless somebody else is faster.
+        """Lock a slot and make it WRITING for a page, whatever it holds.
+
+        Returns:
+            Its state word now; the slot stays locked. None if another writer has it locked, or its
+            word is no longer the one `seen`, or its generations are used up; then nothing was
+            changed. An exception may leave it locked.
+        """
+        if not lock.try_lock(slot):
+            return None
+        words = self._word
+        word = claimed(seen, place.match) if words[slot] == seen else None
+        if word is None:
+            lock.unlock(slot)
+            return None
+        self._tags[slot] = NO_TAG
+        words[slot] = word
+        self._age[slot] = age | generation_of(word) & GENERATION_MASK
+        self._lease[slot] = 0
+        return word
+
+    def fill(self, slot: int, word: int, seed: int, parts: Sequence[memoryview]) -> list[int]:
+        """Copy the bytes of a page of that seed into a slot that was claimed for it.
+
+        Each range is hashed first: the hash reads it at twice the speed of a copy, and the copy
+        then finds it in the cache.
+
+        Returns:
+            The checksum of each range.
+        """
+        buffer, hashed, generation = self._buffer, self.checksums, generation_of(word)
+        payload = self._payload_offset + slot * self._slot_bytes
+        checksums = [0] * len(parts)
+        for layer_range, data in enumerate(parts):
+            if hashed:
+                checksums[layer_range] = range_checksum(seed, generation, layer_range, data)
+            start, stop = self._ranges[layer_range]
+            to = payload + start
+            copy(buffer[to : payload + stop], data, self._past_line + to)
+        return checksums
+
+    def publish(
+        self, slot: int, word: int, place: Place, checksums: Sequence[int], writer: int
+    ) -> int:
+        """Write the header of a slot that was filled, and make it READY, unless another is.
 
         Who writes the same page at the same time may have chosen another slot. So each looks again
         when its own copy is whole, and gives that up if the other one is published: what somebody
@@ -390,56 +434,20 @@ class Segment:
 
         Returns:
             The slot in which the page is now: this one, or that of who was faster; this one is then
-            empty. None if the slot is locked by another writer, or its word is no longer the one
-            `seen`, or its generations are used up; nothing was changed.
+            empty.
         """
-        if not lock.try_lock(slot):
-            return None
-        try:
-            words = self._word
-            word = claimed(seen, place.match)
-            if word is None or words[slot] != seen:
-                return None
-            self._tags[slot] = NO_TAG
-            words[slot] = word
-            generation = generation_of(word)
-            self._age[slot] = age | generation & GENERATION_MASK
-            self._lease[slot] = 0
-            self._fill(slot, generation, place, parts, writer)
-            faster = self.find_one(place, self.tags_at(place.buckets), [])
-            if faster is not None:
-                words[slot] = emptied(word)
-                return faster[0]
-            # The tag first: whoever sees a published word and then no tag has seen an older tag.
-            self._tags[slot] = place.tag
-            words[slot] = published(word)
-        finally:
-            # After an exception the slot is not locked and not published: a dead writer's.
-            lock.unlock(slot)
-        return slot
-
-    def _fill(
-        self, slot: int, generation: int, place: Place, parts: Sequence[memoryview], writer: int
-    ) -> None:
-        """Write payload and header of a slot that is locked and WRITING.
-
-        Each range is hashed first: the hash reads it at twice the speed of a copy, and the copy
-        then finds it in the cache.
-        """
-        buffer, hashed = self._buffer, self.checksums
-        payload = self._payload_offset + slot * self._slot_bytes
-        checksums = []
-        for layer_range, data in enumerate(parts):
-            checksums.append(
-                range_checksum(place.seed, generation, layer_range, data) if hashed else 0
-            )
-            start, stop = self._ranges[layer_range]
-            copy(buffer[payload + start : payload + stop], data)
-        head = self._head.pack(place.key, generation, writer, *checksums)
+        head = self._head.pack(place.key, generation_of(word), writer, *checksums)
         start = self._header_start(slot)
-        buffer[start : start + len(head)] = head
-        word = slot * self._header_words + self._checksum_word
-        self._header[word] = header_checksum(slot, head)
+        self._buffer[start : start + len(head)] = head
+        self._header[slot * self._header_words + self._checksum_word] = header_checksum(slot, head)
+        faster = self.find_one(place, self.tags_at(place.buckets), [])
+        if faster is not None:
+            self._word[slot] = emptied(word)
+            return faster[0]
+        # The tag first: whoever sees a published word and then no tag has seen an older tag.
+        self._tags[slot] = place.tag
+        self._word[slot] = published(word)
+        return slot
 
     # --- damage ----------------------------------------------------------------------------------
 

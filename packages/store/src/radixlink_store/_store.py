@@ -9,7 +9,7 @@ import math
 import os
 import time
 from array import array
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from radixlink_contracts.errors import (
     StaleHandleError,
 )
 from radixlink_store._ages import age_of_call, age_of_page, ages_of_pages
+from radixlink_store._copies import past_line
 from radixlink_store._places import Place, seed_and_match
 from radixlink_store._segment import generations_of
 from radixlink_store._state import STATE_BITS, STATE_MASK, SlotState, generation_of
@@ -61,8 +62,10 @@ class _Outcome(enum.Enum):
 # Members of an enum are slow to come by (Python 3.11), and these are asked for with every page.
 _WRITTEN: Final = _Outcome.WRITTEN
 _WRITTEN_OVER: Final = _Outcome.WRITTEN_OVER
-_GIVEN_UP: Final = {_Outcome.GIVEN_UP, _Outcome.GIVEN_UP_OVER}
-_OVER: Final = {_Outcome.WRITTEN_OVER, _Outcome.GIVEN_UP_OVER}
+_GIVEN_UP_FREE: Final = _Outcome.GIVEN_UP
+_GIVEN_UP_OVER: Final = _Outcome.GIVEN_UP_OVER
+_GIVEN_UP: Final = {_GIVEN_UP_FREE, _GIVEN_UP_OVER}
+_OVER: Final = {_WRITTEN_OVER, _GIVEN_UP_OVER}
 _FULL: Final = _Outcome.FULL
 _BUSY: Final = _Outcome.BUSY
 _READY: Final = int(SlotState.READY)
@@ -72,6 +75,26 @@ _NONE_OF_ONE: Final = PageBits.none(1)
 
 _FEW: Final = 8
 """Up to so many pages are looked for one by one: below that, numpy's fixed costs are larger."""
+
+_GROUP: Final = 8
+"""So many pages of a call are written at a time. More would gain nothing, and a writer that dies
+leaves so many slots without a page, one that was stopped keeps as many."""
+
+
+class _Page(NamedTuple):
+    """A page that is to be written.
+
+    Attributes:
+        place: Where it may be.
+        lines: The tags there.
+        age: What its slot's age will be.
+        parts: Its layer ranges.
+    """
+
+    place: Place
+    lines: list[bytes]
+    age: int
+    parts: list[memoryview]
 
 
 class SegmentPageStore:
@@ -231,7 +254,7 @@ class SegmentPageStore:
             return PageBits.none(0)
         mask = stale = corrupt = 0
         data, slots, generations = handles.keys.data, handles.slots, handles.generations
-        verify = segment.checksums
+        verify, past = segment.checksums, past_line(rows)
         for page in handles.found:
             slot, generation = slots[page], generations[page]
             seed, match = seed_and_match(data[page * PAGE_KEY_BYTES : (page + 1) * PAGE_KEY_BYTES])
@@ -240,7 +263,7 @@ class SegmentPageStore:
                 stale += 1
                 continue
             row = rows[page * size : (page + 1) * size]
-            segment.copy_range(slot, layer_range, row)
+            segment.copy_range(slot, layer_range, row, past + page * size)
             if verify and not segment.matches(slot, seed, generation, layer_range, row):
                 if self._is_damaged(segment, slot, word, seed, layer_range):
                     corrupt += 1
@@ -288,39 +311,49 @@ class SegmentPageStore:
         for page, (slot, _) in there.items():
             segment.use(slot, age_of_page(age, page))
         mask = sum(1 << page for page in there)
-        written = over = again = full = busy = 0
-        if len(there) < count:
-            new: set[bytes] = set()
-            #: The slots of this call's pages: it must not evict for its last pages its first ones.
-            mine = {slot for slot, _ in there.values()}
-            with self._lend(segment) as lock:
-                for page, place in enumerate(places):
-                    if page in there:
-                        continue
-                    if place.key in new:
-                        again += 1
-                        mask |= 1 << page
-                        continue
-                    ranges = [
+        #: Of each page that is not there, where it comes first in this call.
+        firsts: dict[bytes, int] = {}
+        for page, place in enumerate(places):
+            if page not in there:
+                firsts.setdefault(place.key, page)
+        new = list(firsts.values())
+        #: The slots of this call's pages: it must not evict for its last pages its first ones.
+        mine = {slot for slot, _ in there.values()}
+        outcomes: dict[int, _Outcome] = {}
+        for start in range(0, len(new), _GROUP):
+            pages = {
+                page: _Page(
+                    places[page],
+                    segment.tags_at(places[page].buckets),
+                    age_of_page(age, page),
+                    [
                         column[page * size : (page + 1) * size]
                         for column, size in zip(columns, sizes, strict=True)
-                    ]
-                    lines = segment.tags_at(place.buckets)
-                    outcome = self._write(
-                        segment, lock, place, lines, ranges, int(now), age_of_page(age, page), mine
-                    )
-                    if outcome is _FULL:
-                        full += 1
-                    elif outcome is _BUSY:
-                        busy += 1
-                    else:
-                        written += outcome not in _GIVEN_UP
-                        again += outcome in _GIVEN_UP
-                        over += outcome in _OVER
-                        new.add(place.key)
-                        mask |= 1 << page
+                    ],
+                )
+                for page in new[start : start + _GROUP]
+            }
+            written = self._write(segment, list(pages.values()), int(now), mine)
+            outcomes.update(zip(pages, written, strict=True))
+        put = again = over = full = busy = 0
+        for page, place in enumerate(places):
+            if page in there:
+                continue
+            first = firsts[place.key]
+            outcome = outcomes[first]
+            if outcome is _FULL:
+                full += 1
+            elif outcome is _BUSY:
+                busy += 1
+            else:
+                mask |= 1 << page
+                if page != first or outcome in _GIVEN_UP:
+                    again += 1
+                else:
+                    put += 1
+                over += page == first and outcome in _OVER
         self._tally.add(
-            put=written,
+            put=put,
             already_there=len(there) + again,
             evicted=over,
             rejected_full=full,
@@ -340,14 +373,8 @@ class SegmentPageStore:
             segment.use(at[0], age)
             self._tally.add(already_there=1)
             return _ALL_OF_ONE
-        try:
-            lock = segment.locks.take()
-            try:
-                outcome = self._write(segment, lock, place, lines, parts, int(now), age)
-            finally:
-                segment.locks.give_back(lock)
-        except OSError as error:
-            raise self._locks_failed(error) from error
+        page = _Page(place, lines, age, parts)
+        (outcome,) = self._write(segment, [page], int(now), set())
         if outcome is _WRITTEN_OVER:
             self._tally.add(put=1, evicted=1)
         elif outcome is _WRITTEN:
@@ -441,31 +468,47 @@ class SegmentPageStore:
             return segment.empty_if_range_damaged(lock, slot, word, seed, layer_range)
 
     def _write(
-        self,
-        segment: Segment,
-        lock: LockDescriptor,
-        place: Place,
-        lines: list[bytes],
-        parts: list[memoryview],
-        now: int,
-        age: int,
-        mine: set[int] | None = None,
-    ) -> _Outcome:
-        """Write one page into the first way that can be had but `mine`; add it to those."""
-        outcome = _FULL
-        for slot, word in ways_for(segment, place.buckets, lines, now):
-            if mine is not None and slot in mine:
-                continue
-            at = segment.write(lock, slot, word, place, parts, writer=self._writer, age=age)
-            if at is not None:
-                if mine is not None:
-                    mine.add(at)
-                over = word & STATE_MASK == _READY
-                if at == slot:
-                    return _WRITTEN_OVER if over else _WRITTEN
-                return _Outcome.GIVEN_UP_OVER if over else _Outcome.GIVEN_UP
-            outcome = _BUSY
-        return outcome
+        self, segment: Segment, pages: list[_Page], now: int, mine: set[int]
+    ) -> list[_Outcome]:
+        """Write pages that are not there, as many as one group has, and add their slots to `mine`.
+
+        First all are claimed, then all are copied, then all are published: a copy drives the code
+        of Python and its data from the caches, so what is not a copy goes in one piece.
+        """
+        outcomes = [_FULL] * len(pages)
+        claims: list[tuple[int, int, int, bool]] = []
+        try:
+            lock = segment.locks.take()
+            try:
+                for number, page in enumerate(pages):
+                    for slot, seen in ways_for(segment, page.place.buckets, page.lines, now):
+                        if slot in mine:
+                            continue
+                        word = segment.claim(lock, slot, seen, page.place, page.age)
+                        if word is not None:
+                            mine.add(slot)
+                            claims.append((number, slot, word, seen & STATE_MASK == _READY))
+                            break
+                        outcomes[number] = _BUSY
+                checksums = [
+                    segment.fill(slot, word, pages[number].place.seed, pages[number].parts)
+                    for number, slot, word, _ in claims
+                ]
+                for (number, slot, word, over), sums in zip(claims, checksums, strict=True):
+                    at = segment.publish(slot, word, pages[number].place, sums, self._writer)
+                    if at == slot:
+                        outcomes[number] = _WRITTEN_OVER if over else _WRITTEN
+                    else:
+                        mine.discard(slot)
+                        mine.add(at)
+                        outcomes[number] = _GIVEN_UP_OVER if over else _GIVEN_UP_FREE
+            finally:
+                # After an exception what is not published is not locked: a dead writer's.
+                lock.unlock_all()
+                segment.locks.give_back(lock)
+        except OSError as error:
+            raise self._locks_failed(error) from error
+        return outcomes
 
     @contextlib.contextmanager
     def _lend(self, segment: Segment) -> Iterator[LockDescriptor]:

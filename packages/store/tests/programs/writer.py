@@ -30,7 +30,7 @@ LAYOUT = PoolLayout(
 
 #: What the writer comes to when it is at that point of a write.
 POINTS = {
-    "claimed": (_segment.Segment, "_fill"),
+    "claimed": (_segment.Segment, "fill"),
     "copied": (_segment, "header_checksum"),
     "written": (_segment, "published"),
 }
