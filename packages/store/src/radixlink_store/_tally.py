@@ -9,12 +9,12 @@ live may be lost in part.
 
 from __future__ import annotations
 
-import threading
 from typing import Final
 
 import attrs
 
 from radixlink_store._layout import COUNTERS_PER_ROW
+from radixlink_store._process_mutex import ProcessMutex
 from radixlink_store.counters import StoreCounters
 
 _WORD: Final = (1 << 64) - 1
@@ -34,14 +34,14 @@ class Tally:
         Args:
             row: The words of the row that this opener alone adds to; None counts for itself alone.
         """
-        self._mutex: Final = threading.Lock()
+        self._mutex: Final = ProcessMutex()
         self._row = row
         self._earlier: Final = tuple(row) if row is not None else (0,) * COUNTERS_PER_ROW
         self._counts: Final = [0] * len(_NAMES)
 
     def add(self, **counts: int) -> None:
         """Add to counters by the names that `StoreCounters` gives them."""
-        with self._mutex:
+        with self._mutex.lock:
             row = self._row
             for name, count in counts.items():
                 if count:
@@ -52,13 +52,13 @@ class Tally:
 
     def leave(self) -> None:
         """Give the row up; what is counted from now on is for itself alone."""
-        with self._mutex:
+        with self._mutex.lock:
             self._row = None
 
     @property
     def counters(self) -> StoreCounters:
         """What this opener counted."""
-        with self._mutex:
+        with self._mutex.lock:
             return StoreCounters(**dict(zip(_NAMES, self._counts, strict=True)))
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import threading
 from collections import Counter
 from typing import Final
 
+from radixlink_store._process_mutex import ProcessMutex
 from radixlink_store.counters import TierCounters
 
 
@@ -17,16 +17,16 @@ class TierTally:
 
     def __init__(self) -> None:
         """Start at nothing."""
-        self._mutex: Final = threading.Lock()
+        self._mutex: Final = ProcessMutex()
         self._counts: Final[Counter[str]] = Counter()
 
     def add(self, **counts: int) -> None:
         """Add to counters by the names that `TierCounters` gives them."""
-        with self._mutex:
+        with self._mutex.lock:
             self._counts.update(counts)
 
     @property
     def counters(self) -> TierCounters:
         """What was counted so far."""
-        with self._mutex:
+        with self._mutex.lock:
             return TierCounters(**self._counts)
