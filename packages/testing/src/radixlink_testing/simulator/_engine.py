@@ -16,22 +16,17 @@ import torch
 
 from radixlink_contracts import (
     DEFAULT_NAMESPACE,
-    ComponentType,
     ExternalMatch,
-    IncLockRefParams,
-    InsertParams,
     LoadAdmitted,
     LoadWaiting,
     Namespace,
     PoolName,
-    RadixKey,
 )
 from radixlink_testing.simulator._batch import Batch
-from radixlink_testing.simulator._device import pages_of
+from radixlink_testing.simulator._holdings import Holdings
 from radixlink_testing.simulator._inquiry import Inquiry
 from radixlink_testing.simulator._rank import request_id
 from radixlink_testing.simulator._requests import Life, Request, Verdict
-from radixlink_testing.simulator._room import part_of, plot_of
 from radixlink_testing.simulator._rules import Rule
 
 if TYPE_CHECKING:
@@ -39,16 +34,12 @@ if TYPE_CHECKING:
 
     from radixlink_contracts import (
         BatchIndex,
-        IncLockRefResult,
-        InsertResult,
         MatchResult,
-        NodeId,
         StepReport,
     )
     from radixlink_testing.simulator._plan import Arrive
     from radixlink_testing.simulator._rank import SimulatedRank
     from radixlink_testing.simulator._replica import Replica
-    from radixlink_testing.simulator._requests import Part
 
 #: Ticks and seconds after which a request that was told nothing waits for ever.
 _PATIENCE_TICKS = 80
@@ -70,6 +61,7 @@ class Engine:
         self._replica = replica
         self._referee = replica.referee
         self._inquiry = Inquiry(replica)
+        self._holdings = Holdings(replica)
         #: All that are not over, in the order in which they came.
         self.requests: dict[str, Request] = {}
         #: Batches that run, oldest first.
@@ -210,8 +202,8 @@ class Engine:
                 Rule.LANDED, f"{request.name} has landed, but the device has {pages} of its pages"
             )
             return
-        receipts = self._lock(nodes)
-        self._unlock([part.receipt for part in request.parts])
+        receipts = self._holdings.lock(nodes)
+        self._holdings.unlock([part.receipt for part in request.parts])
         end = request.start * request.page_size
         for rank, part in zip(self._replica.ranks, request.parts, strict=True):
             handed_in, receipt = request.handed_in[rank.rank], receipts[rank.rank]
@@ -284,18 +276,19 @@ class Engine:
             loading: Pages behind the device prefix that a layer-wise load brings.
         """
         on_device, nodes = self._inquiry.device_match(request)
-        receipts = self._lock(nodes)
+        receipts = self._holdings.lock(nodes)
         if loading:
             self.num_layer_wise += 1
             self._inquiry.check_told(request, on_device, loading)
-        if not self._take(request, on_device, on_device + loading, receipts):
-            self._unlock(receipts)
+        if not self._holdings.take(request, on_device, on_device + loading, receipts):
+            self._holdings.unlock(receipts)
             if loading:
                 # It cannot run now, so its load is of no use.
                 request.handed_in = []
                 self._release(request)
             self._refuse(request)
             return
+        self._admitted.append(request)
         request.verdict = Verdict.OPEN if loading else Verdict.NONE
         self._move(request, Life.RUNNING)
 
@@ -304,43 +297,6 @@ class Engine:
         request.refused += weight
         if request.refused > _MAX_REFUSALS:
             self.abort(request.name)
-
-    def _lock(self, nodes: dict[int, NodeId]) -> list[IncLockRefResult]:
-        """Lock a path on every rank."""
-        receipts: list[IncLockRefResult] = []
-
-        def lock(rank: SimulatedRank) -> None:
-            receipts.append(rank.cache.inc_lock_ref(IncLockRefParams(node_id=nodes[rank.rank])))
-
-        self._replica.alike("inc_lock_ref", lock)
-        return receipts
-
-    def _unlock(self, receipts: Sequence[IncLockRefResult]) -> None:
-        """Release a path on every rank."""
-        self._replica.alike(
-            "dec_lock_ref",
-            lambda rank: rank.cache.dec_lock_ref(receipts[rank.rank].to_dec_params()),
-        )
-
-    def _take(
-        self, request: Request, on_device: int, start: int, receipts: list[IncLockRefResult]
-    ) -> bool:
-        """Slots for the next forward of a request, behind a locked prefix. False for no room."""
-        replica = self._replica
-        plot = plot_of(request, on_device, start)
-        parts = replica.alike_all(
-            "alloc",
-            lambda rank: part_of(rank, replica.shape, request, plot, receipts[rank.rank]),
-            lambda part: part is None,
-        )
-        found = [part for part in parts if part is not None]
-        if len(found) < len(parts):
-            self._free_states(request)
-            return False
-        request.parts, request.states = found, []
-        request.start, request.end = plot.start, plot.end
-        self._admitted.append(request)
-        return True
 
     def launch(self) -> None:
         """Start the queued loads and a batch of what was admitted."""
@@ -389,44 +345,19 @@ class Engine:
 
     def _drop(self, request: Request) -> None:
         """Give an aborted request's slots and lock back."""
-        self._free(request)
-        self._unlock([part.receipt for part in request.parts])
+        self._holdings.free(request)
+        self._holdings.unlock([part.receipt for part in request.parts])
         del self.requests[request.name]
 
     def _begin_again(self, request: Request) -> None:
         """Drop what was computed of a load that failed."""
         self._referee.note("engine", f"{request.name} is run again")
         receipts = [part.receipt for part in request.parts]
-        self._free(request)
-        self._unlock(receipts)
+        self._holdings.free(request)
+        self._holdings.unlock(receipts)
         request.parts = []
         request.verdict = Verdict.NONE
         self._move(request, Life.WAITING)
-
-    def _free(self, request: Request) -> None:
-        """The engine frees slots of its own."""
-        parts = request.parts
-
-        def free(rank: SimulatedRank) -> None:
-            part = parts[rank.rank]
-            if len(part.own):
-                rank.allocator.free(part.own)
-            if part.state is not None and rank.states is not None:
-                rank.states.free(part.state)
-
-        if parts:
-            self._replica.alike("free", free)
-
-    def _free_states(self, request: Request) -> None:
-        """The engine frees the states that a request has between two chunks."""
-        states, request.states = request.states, []
-
-        def free(rank: SimulatedRank) -> None:
-            assert rank.states is not None
-            rank.states.free(states[rank.rank])
-
-        if states:
-            self._replica.alike("free", free)
 
     def _process(self, request: Request) -> None:
         """Insert what was computed, move the lock on, and see what comes next."""
@@ -438,24 +369,18 @@ class Engine:
             self._referee.breach(Rule.DEADLINES, f"{request.name}'s load was never decided")
         self._referee.check()
         more = request.end < len(request.marks)
-        nodes: dict[int, NodeId] = {}
-
-        def insert(rank: SimulatedRank) -> int:
-            result = self._insert(rank, request, parts[rank.rank], last=not more)
-            nodes[rank.rank] = result.last_device_node
-            return result.prefix_len
-
-        self._replica.alike("insert", insert)
-        self._check_offered(nodes)
+        nodes = self._holdings.insert(request, last=not more)
         request.parts = []
-        receipts = self._lock(nodes) if more else []
-        self._unlock([part.receipt for part in parts])
+        receipts = self._holdings.lock(nodes) if more else []
+        self._holdings.unlock([part.receipt for part in parts])
         if more:
             request.states = [part.state for part in parts if part.state is not None]
-            if not self._take(request, request.end, request.end, receipts):
-                self._unlock(receipts)
-                self._move(request, Life.WAITING)
-                self._refuse(request, _CHUNK_REFUSALS)
+            if self._holdings.take(request, request.end, request.end, receipts):
+                self._admitted.append(request)
+                return
+            self._holdings.unlock(receipts)
+            self._move(request, Life.WAITING)
+            self._refuse(request, _CHUNK_REFUSALS)
             return
         if request.grow():
             self._move(request, Life.WAITING)
@@ -464,51 +389,6 @@ class Engine:
             self.num_finished += 1
             del self.requests[request.name]
 
-    def _insert(
-        self, rank: SimulatedRank, request: Request, part: Part, *, last: bool
-    ) -> InsertResult:
-        """Insert what one rank computed; what it has of its own behind whole pages goes back."""
-        size = request.page_size
-        start, end = request.start * size, request.end * size
-        floors: dict[ComponentType, int] = {}
-        if rank.pair is not None and request.slide:
-            floor = max(0, end - rank.tree.sliding_window)
-            if floor > start:
-                rank.pair.free_swa(part.own[: floor - start])
-            if end - start >= rank.tree.sliding_window:
-                part.receipt = rank.cache.dec_swa_lock_only(part.receipt.to_dec_params())
-            floors[ComponentType.SWA] = floor
-        state = part.state if request.keep or last else None
-        result = rank.cache.insert(
-            InsertParams(
-                key=RadixKey(request.tokens[:end], request.namespace),
-                value=torch.cat([part.prefix, part.own[: end - start]]),
-                prev_prefix_len=start,
-                component_evicted_seqlens=floors,
-                mamba_value=state,
-            )
-        )
-        if state is not None:
-            part.state = None
-            if result.mamba_exist:
-                assert rank.states is not None
-                rank.states.free(state)
-        if len(part.own) > end - start:
-            rank.allocator.free(part.own[end - start :])
-        return result
-
-    def _check_offered(self, nodes: dict[int, NodeId]) -> None:
-        """What was just used is in the store or on its way there, where nothing is due or tried later."""
-        if self._replica.offers_at_once:
-            for rank in self._replica.ranks:
-                node = nodes[rank.rank]
-                path = pages_of(rank.tree.path_indices(node), rank.tree.page_size)
-                left = rank.device.not_offered(path, rank.tree.node(node).mamba_slot)
-                if left and not (rank.cache.holders().due_offloads or rank.tree.held_back(node)):
-                    rank.watch.breach(
-                        Rule.STORED, f"{left[0]} is in the tree, used, and offered to no store"
-                    )
-
     # -- the end of things -------------------------------------------------------------------------
 
     def stop(self) -> None:
@@ -516,8 +396,8 @@ class Engine:
         for batch in self._batches:
             batch.drop()
         for request in self.requests.values():
-            self._free(request)
-            self._free_states(request)
+            self._holdings.free(request)
+            self._holdings.free_states(request)
         self._batches.clear()
         self._admitted.clear()
         self._unfinished = None
