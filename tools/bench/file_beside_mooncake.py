@@ -7,6 +7,9 @@ batch calls of Mooncake itself on memory that was registered, and by the file st
 on. In each turn both stores move the same number of bytes, who is first changes by turns, and the
 bytes read are compared once at the start. What is put was written just before; what it is written
 over, and what it is read into, was touched before.
+
+In the same turns the same processes copy as many bytes into and out of memory that both have mapped,
+by bare memcpy and nothing else: what any store that copies must take at least.
 """
 
 from __future__ import annotations
@@ -14,7 +17,9 @@ from __future__ import annotations
 import argparse
 import contextlib
 import itertools
+import mmap
 import multiprocessing
+import os
 import statistics
 import tempfile
 import time
@@ -37,7 +42,9 @@ if TYPE_CHECKING:
 _SEGMENT_BYTES: Final = 2 << 30
 _BATCHES: Final = (1, 8)
 _WARM_UP_TURNS: Final = 10
-_STORES: Final = ("mooncake", "file")
+_STORES: Final = ("mooncake", "file", "memcpy")
+_SHARED_PAGES: Final = 512
+"""Of the memory that both have mapped: as cold, when it is written and read, as a store's."""
 
 
 class Side:
@@ -64,6 +71,14 @@ class Side:
         layout = PoolLayout(identity=identity, pool=PoolName.KV, range_bytes=(page_bytes,))
         self._file = FileStoreFactory(config).open(layout)
         assert self._file.wait_prefault(60.0)
+        size = _SHARED_PAGES * page_bytes
+        with directory.with_name("shared").open("a+b") as file:
+            os.posix_fallocate(file.fileno(), 0, size)
+            mapped = mmap.mmap(file.fileno(), size)
+        #: Shape: (_SHARED_PAGES, page_bytes); touched.
+        self._shared = np.frombuffer(mapped, np.uint8).reshape(-1, page_bytes)
+        for row in self._shared:
+            row[:: mmap.PAGESIZE] = 1
 
     def move(self, what: str, turn: int, batch: int) -> float:
         """Put or read the pages of a turn; the seconds it took."""
@@ -74,7 +89,9 @@ class Side:
         start = self.memory.ctypes.data
         addresses = [start + page * self._page_bytes for page in range(batch)]
         sizes = [self._page_bytes] * batch
-        data = self.memory[:batch].reshape(-1).data
+        pages = self.memory[:batch]
+        data = pages.reshape(-1).data
+        rows = [(turn * max(_BATCHES) + page) % _SHARED_PAGES for page in range(batch)]
         if what.startswith("put"):
             np.copyto(self.memory, self._fresh)
         began = time.perf_counter()
@@ -86,6 +103,12 @@ class Side:
                 assert self._file.put(keys, [data]).complete
             case "read mooncake":
                 assert self._client.batch_get_into(names, addresses, sizes) == sizes
+            case "put memcpy":
+                for row, page in zip(rows, pages, strict=True):
+                    np.copyto(self._shared[row], page)
+            case "read memcpy":
+                for row, page in zip(rows, pages, strict=True):
+                    np.copyto(page, self._shared[row])
             case _:
                 assert self._file.read(self._file.open(keys, 0.0), 0, data).complete
         return time.perf_counter() - began
@@ -139,20 +162,22 @@ def measure(address: str, directory: Path, page_bytes: int, count: int) -> None:
 
         ways: dict[str, Callable[[str, int, int], float]] = {"put": side.move, "read": ask}
         print(f"pages of {page_bytes >> 10} KiB, us, medians of {count} interleaved turns")
-        print("batch  way   mooncake      file   times")
+        print("batch  way   mooncake      file    memcpy   times   most")
         for batch in _BATCHES:
             took: dict[str, list[float]] = {}
             for turn in itertools.islice(turns, _WARM_UP_TURNS + count):
-                order = _STORES if turn % 2 else _STORES[::-1]
+                first = turn % len(_STORES)
+                order = _STORES[first:] + _STORES[:first]
                 for way, store in itertools.product(ways, order):
                     seconds = ways[way](f"{way} {store}", turn, batch)
                     took.setdefault(f"{way} {store}", []).append(seconds)
             for way in ways:
-                theirs, ours = (
+                theirs, ours, bare = (
                     statistics.median(took[f"{way} {store}"][_WARM_UP_TURNS:]) * 1e6
                     for store in _STORES
                 )
-                print(f"{batch:5}  {way:5}{theirs:9.0f}{ours:10.0f}{theirs / ours:8.1f}")
+                times = f"{theirs / ours:8.1f}{theirs / bare:7.1f}"
+                print(f"{batch:5}  {way:5}{theirs:9.0f}{ours:10.0f}{bare:10.0f}{times}")
     side.close()
 
 

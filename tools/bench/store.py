@@ -1,9 +1,12 @@
 """What the file store costs, beside the memcpy of the same processes in the same minute.
 
-    python tools/bench/store.py [--quick] [--processes 1,2,4] [--json FILE]
+    python tools/bench/store.py [--quick] [--processes 1,2,4] [--rounds 40] [--json FILE]
 
 Each row is a run of its own: so many processes put pages of one size into one store, each reads
-those of its neighbour, and each copies as many bytes from one place of its own memory to another.
+those of its neighbour, and each copies as many bytes by bare memcpy: from private memory to private
+memory, and from there into and out of a file of its own beside the store's, mapped and touched
+before, as the pages of a store are. A put is compared with the first and the second, a read with the
+first and the third.
 All wait for each other before each part, and a part has ended when the last one has; a row is the
 median over rounds of the same work with new pages. What is moved was not touched for
 much more than the caches hold, everything was touched once, and pages are written over older ones.
@@ -26,7 +29,7 @@ import tempfile
 import time
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 import attrs
 import numpy as np
@@ -118,28 +121,50 @@ class Part:
     num_bytes: int
 
 
+Round: TypeAlias = tuple[Part, Part, Part, Part, Part]
+"""What one process did in a round: memcpy, memcpy in, memcpy out, put, read."""
+
+
 @attrs.frozen(kw_only=True)
 class Row:
     """The figures of a run: GB/s of all processes together, and parts of memcpy.
 
     Attributes:
-        memcpy: GB/s.
+        memcpy: GB/s, from private memory to private memory.
+        memcpy_in: GB/s, from private into shared memory.
+        memcpy_out: GB/s, from shared into private memory.
         put: GB/s.
         read: GB/s of what was read right; `open` is counted in.
-        put_part: Median over the rounds of the ratio to that round's memcpy.
+        put_part: Median over the rounds of the ratio to that round's `memcpy`.
         read_part: The same for reads.
+        put_part_shared: Median over the rounds of the ratio to that round's `memcpy_in`.
+        read_part_shared: The same for reads and `memcpy_out`.
     """
 
     memcpy: float
+    memcpy_in: float
+    memcpy_out: float
     put: float
     read: float
     put_part: float
     read_part: float
+    put_part_shared: float
+    read_part_shared: float
 
 
 def memory(num_bytes: int) -> Bytes:
-    """Memory that starts at a page, touched."""
-    made = np.frombuffer(mmap.mmap(-1, num_bytes), np.uint8)
+    """Private memory that starts at a page, touched."""
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    made = np.frombuffer(mmap.mmap(-1, num_bytes, flags=flags), np.uint8)
+    made[:] = 1
+    return made
+
+
+def shared_memory(num_bytes: int) -> Bytes:
+    """The same, of a file without a name where stores are."""
+    with tempfile.TemporaryFile(dir=SHARED_MEMORY) as file:
+        os.posix_fallocate(file.fileno(), 0, num_bytes)
+        made = np.frombuffer(mmap.mmap(file.fileno(), num_bytes), np.uint8)
     made[:] = 1
     return made
 
@@ -166,17 +191,17 @@ class Worker:
         self._source = memory(run.bytes_each).reshape(shape)
         self._source[:] = rng.integers(0, 256, shape, np.uint8)
         self._out = memory(run.bytes_each).reshape(shape)
+        self._shared = shared_memory(run.bytes_each).reshape(shape)
 
     def keys(self, of: int, round_: int) -> list[PageKeys]:
         """The keys of a process' pages in a round, a call's worth each."""
         rng = np.random.default_rng([of, round_])
         return [PageKeys(rng.bytes(32 * self._run.batch)) for _ in range(self._run.batches)]
 
-    def copy(self, part: int) -> int:
-        """Copy every page; how many bytes that were."""
+    def copy(self, source: Bytes, out: Bytes) -> int:
+        """Copy a part, page by page; how many bytes that were."""
         pages = (self._run.batches * self._run.batch, self._run.page_bytes)
-        source, out = self._source[part].reshape(pages), self._out[part].reshape(pages)
-        for to, page in zip(out, source, strict=True):
+        for to, page in zip(out.reshape(pages), source.reshape(pages), strict=True):
             np.copyto(to, page)
         return int(source.nbytes)
 
@@ -196,13 +221,16 @@ class Worker:
                 right += self._store.read(handles, layer_range, data.data).total
         return right * self._run.page_bytes // self._run.ranges
 
-    def round(self, number: int, barrier: Barrier) -> tuple[Part, Part, Part]:
-        """The three parts of a round, each together with the other processes."""
+    def round(self, number: int, barrier: Barrier) -> Round:
+        """The parts of a round, each together with the other processes."""
         mine = self.keys(self._rank, number)
         neighbours = self.keys((self._rank + 1) % self._run.processes, number)
         part = number % SLICES
+        source, out, shared = self._source[part], self._out[part], self._shared[part]
         return (
-            timed(partial(self.copy, part), barrier),
+            timed(partial(self.copy, source, out), barrier),
+            timed(partial(self.copy, source, shared), barrier),
+            timed(partial(self.copy, shared, out), barrier),
             timed(partial(self.put, part, mine), barrier),
             timed(partial(self.read, part, neighbours), barrier),
         )
@@ -221,7 +249,7 @@ def work(
     rank: int,
     directory: str,
     barrier: Barrier,
-    results: Queue[list[tuple[Part, Part, Part]]],
+    results: Queue[list[Round]],
 ) -> None:
     """Be one of the processes of a run."""
     factory, store = open_store(run, directory)
@@ -248,9 +276,7 @@ def measure(run: Run) -> Row:
     try:
         for process in processes:
             process.start()
-        everybody: list[list[tuple[Part, Part, Part]]] = [
-            results.get(timeout=TIMEOUT_S) for _ in processes
-        ]
+        everybody: list[list[Round]] = [results.get(timeout=TIMEOUT_S) for _ in processes]
         for process in processes:
             process.join(TIMEOUT_S)
     finally:
@@ -261,13 +287,17 @@ def measure(run: Run) -> Row:
         [rate(list(parts)) for parts in zip(*ranks, strict=True)]
         for ranks in zip(*everybody, strict=True)
     ]
-    memcpy, put, read = (statistics.median(column) for column in zip(*rates, strict=True))
+    memcpy, memcpy_in, memcpy_out, put, read = map(statistics.median, zip(*rates, strict=True))
     return Row(
         memcpy=memcpy,
+        memcpy_in=memcpy_in,
+        memcpy_out=memcpy_out,
         put=put,
         read=read,
-        put_part=statistics.median(put / memcpy for memcpy, put, _ in rates),
-        read_part=statistics.median(read / memcpy for memcpy, _, read in rates),
+        put_part=statistics.median(put / memcpy for memcpy, _, _, put, _ in rates),
+        read_part=statistics.median(read / memcpy for memcpy, _, _, _, read in rates),
+        put_part_shared=statistics.median(put / into for _, into, _, put, _ in rates),
+        read_part_shared=statistics.median(read / out for _, _, out, _, read in rates),
     )
 
 
@@ -347,16 +377,18 @@ def size_of(num_bytes: int) -> str:
 
 
 def table(title: str, rows: dict[str, tuple[Row, Row]]) -> str:
-    """Markdown: each page with checksums and without."""
-    head = "memcpy | put | read | memcpy, off | put, off | read, off"
-    lines = [f"| {title} | {head} |", "|---" * 7 + "|"]
+    """Markdown: each page with checksums and without; memcpy is that of the run with them."""
+    head = "memcpy | in | out | put | read | put, off | read, off"
+    lines = [f"| {title} | {head} |", "|---" * 8 + "|"]
     for name, both in rows.items():
+        on = both[0]
         cells = " | ".join(
-            f"{row.memcpy:.1f} | {row.put:.1f} ({row.put_part:.2f})"
-            f" | {row.read:.1f} ({row.read_part:.2f})"
+            f"{row.put:.1f} ({row.put_part:.2f}, {row.put_part_shared:.2f})"
+            f" | {row.read:.1f} ({row.read_part:.2f}, {row.read_part_shared:.2f})"
             for row in both
         )
-        lines.append(f"| {name} | {cells} |")
+        memcpy = f"{on.memcpy:.1f} | {on.memcpy_in:.1f} | {on.memcpy_out:.1f}"
+        lines.append(f"| {name} | {memcpy} | {cells} |")
     return "\n".join([*lines, ""])
 
 
@@ -365,9 +397,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="a smoke: few rounds, little memory")
     parser.add_argument("--processes", default="1,2,4", help="how many at once; default: 1,2,4")
+    parser.add_argument("--rounds", type=int, default=40, help="of each row; default: 40")
     parser.add_argument("--json", type=Path, help="where to keep the figures")
     options = parser.parse_args()
-    bytes_each, rounds = (32 * MIB, 4) if options.quick else (128 * MIB, 40)
+    bytes_each, rounds = (32 * MIB, 4) if options.quick else (128 * MIB, options.rounds)
     kept: dict[str, object] = {"load average at the start": os.getloadavg()[0]}
     print(f"load average at the start: {os.getloadavg()[0]:.1f}\n")
 

@@ -69,8 +69,16 @@ class Place:
         return self.store.put(keys, page_parts(keys, self._layout))
 
     def held(self, pages: range) -> list[int]:
-        """Which pages can be read; a wrong byte fails the test."""
-        return [pages[i] for i in read_right(self.store, self.store.open(page_keys(pages), 0))]
+        """Which pages can be read; a wrong byte fails the test.
+
+        Looking leases them until the second that it is now. That is taken back: to a writer that was
+        stopped in an earlier second they would all be leased.
+        """
+        held = [pages[i] for i in read_right(self.store, self.store.open(page_keys(pages), 0))]
+        segment = self.store._segment
+        assert segment is not None
+        segment.leases[:] = 0
+        return held
 
     def fork(self, pages: range, before: Before) -> int:
         """Let a child open the store anew and put pages by one call; its process number."""

@@ -117,7 +117,8 @@ class SlotLocks:
         self._process = os.getpid()
         self._mutex = threading.Lock()
         self._origin = descriptor
-        #: Descriptors that no write uses now.
+        #: Descriptors that no write uses now. Appended to and popped from without the mutex (both are
+        #: atomic): whoever gives one back after `close` has set its mark closes it.
         self._idle: list[LockDescriptor] = []
         #: The description of what is kept until the end; made when something is.
         self._holder: LockDescriptor | None = None
@@ -157,18 +158,17 @@ class SlotLocks:
                 f"store: expected to write in process {self._process} that opened it, got its "
                 f"forked child {os.getpid()}; open the store again in the child"
             )
-        with self._mutex:
-            if self._idle:
-                return self._idle.pop()
-            return self._another()
+        try:
+            return self._idle.pop()
+        except IndexError:
+            with self._mutex:
+                return self._another()
 
     def give_back(self, descriptor: LockDescriptor) -> None:
         """Take a descriptor back, with nothing locked by it."""
-        with self._mutex:
-            if not self._closed:
-                self._idle.append(descriptor)
-                return
-        descriptor.close()
+        self._idle.append(descriptor)
+        if self._closed:
+            self._close_idle()
 
     def hold(self, shared: int, alone: range) -> int | None:
         """Keep a byte together with others, and one for ourselves, until the locks are closed.
@@ -196,12 +196,16 @@ class SlotLocks:
             if self._closed:
                 return
             self._closed = True
-            idle, self._idle = self._idle, []
             if self._holder is not None:
-                idle.append(self._holder)
+                self._idle.append(self._holder)
             os.close(self._origin)
-        for descriptor in idle:
-            descriptor.close()
+        self._close_idle()
+
+    def _close_idle(self) -> None:
+        """Close what no write uses; each descriptor is popped, and so closed, by one thread."""
+        with contextlib.suppress(IndexError):
+            while True:
+                self._idle.pop().close()
 
     def _another(self) -> LockDescriptor:
         """A descriptor of a description of its own; the mutex is held."""
