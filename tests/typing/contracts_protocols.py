@@ -34,6 +34,7 @@ from radixlink_contracts import (
     PoolTransfer,
     PoolTransferResult,
     RankGroup,
+    RowCopier,
     SlotAllocator,
     StateAllocator,
     StoreFactory,
@@ -385,9 +386,11 @@ def pools(
     pool: DevicePool = entry
     copier: Copier = cpu
     copier = cuda
+    of_rows: RowCopier = cpu
+    of_rows = cuda  # type: ignore[assignment]
     region = pool.region(0, pool.page_rows(transfer))
     staging = copier.staging(8)
     assert_type(staging.buffer, memoryview)
     copier.gather(region, staging.buffer)  # type: ignore[arg-type]
     copier.gather(staging.tensor, region)  # type: ignore[arg-type]
-    del pools_of
+    del pools_of, of_rows

@@ -32,7 +32,6 @@ from __future__ import annotations
 import enum
 import os
 import threading
-from array import array
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -40,6 +39,14 @@ from typing_extensions import override
 
 from radixlink_contracts import LendingStore, PageBits, PageFrames, PageHandles
 from radixlink_contracts.errors import ContractError, StaleHandleError
+from radixlink_store_mooncake._arguments import (
+    check_ttl,
+    distinct,
+    handles_of,
+    new_generation,
+    rows_of,
+    with_copies,
+)
 from radixlink_store_mooncake._codes import Code
 from radixlink_store_mooncake._loan import Loan
 from radixlink_store_mooncake._object import (
@@ -53,7 +60,7 @@ from radixlink_store_mooncake.counters import MooncakeCounters
 from radixlink_store_mooncake.errors import UnansweredError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from typing_extensions import Buffer
 
@@ -153,7 +160,7 @@ class MooncakePageStore(LendingStore):
             ContractError: `ttl_s` is not a number of at least 0.
         """
         self._require_open()
-        _check_ttl(ttl_s)
+        check_ttl(ttl_s)
         count = len(keys)
         whole = self._whole_pages and (
             count * self._format.object_bytes <= self._staging.block_bytes
@@ -167,7 +174,7 @@ class MooncakePageStore(LendingStore):
                 self._count(MooncakeCounters(unanswered=1))
                 break
             headers += [(start + page, header) for page, header in some]
-        return _handles(keys, headers)
+        return handles_of(keys, headers)
 
     @override
     def read(self, handles: PageHandles, layer_range: int, out: Buffer) -> PageBits:
@@ -180,7 +187,7 @@ class MooncakePageStore(LendingStore):
         """
         self._require_open()
         size = self._size_of(layer_range)
-        rows = _rows(out, len(handles.keys), size, what="out", writable=True)
+        rows = rows_of(out, len(handles.keys), size, what="out", writable=True)
         return self._read(handles, layer_range, rows, self._read_kept(handles, layer_range, rows))
 
     @override
@@ -197,10 +204,10 @@ class MooncakePageStore(LendingStore):
         if len(parts) != len(sizes):
             raise ContractError(f"Mooncake store: expected {len(sizes)} parts, got {len(parts)}")
         columns = [
-            _rows(part, len(keys), size, what=f"part {layer_range}", writable=False)
+            rows_of(part, len(keys), size, what=f"part {layer_range}", writable=False)
             for layer_range, (part, size) in enumerate(zip(parts, sizes, strict=True))
         ]
-        first, pages = _distinct(keys)
+        first, pages = distinct(keys)
         stored: set[int] = set()
         step = self._staging.block_bytes // self._format.object_bytes
         for start in range(0, len(pages), step):
@@ -210,7 +217,7 @@ class MooncakePageStore(LendingStore):
             except UnansweredError:
                 self._count(MooncakeCounters(unanswered=1))
                 break
-        return _with_copies(keys, first, stored)
+        return with_copies(keys, first, stored)
 
     # -- in memory that is lent --------------------------------------------------------------------
 
@@ -245,10 +252,10 @@ class MooncakePageStore(LendingStore):
         self._require_open()
         loan = self._own(lent, len(keys), "put_lent")
         loan.serve("put_lent")
-        first, pages = _distinct(keys)
+        first, pages = distinct(keys)
         form = self._format
         for page in pages:
-            header = Header(_new_generation(), self._writer)
+            header = Header(new_generation(), self._writer)
             form.seal(keys[page], header, loan.frames[page].data)
         try:
             stored = self._send(
@@ -257,13 +264,13 @@ class MooncakePageStore(LendingStore):
         except UnansweredError:
             self._count(MooncakeCounters(unanswered=1))
             stored = set()
-        return _with_copies(keys, first, stored)
+        return with_copies(keys, first, stored)
 
     @override
     def open_lent(self, keys: PageKeys, ttl_s: float, lent: LentFrames) -> PageHandles:
         """Fetch pages into lent frames; see `LendingStore.open_lent`, and `open` for `ttl_s`."""
         self._require_open()
-        _check_ttl(ttl_s)
+        check_ttl(ttl_s)
         loan = self._own(lent, len(keys), "open_lent")
         loan.serve("open_lent")
         size = self._format.object_bytes
@@ -274,7 +281,7 @@ class MooncakePageStore(LendingStore):
         except UnansweredError:
             self._count(MooncakeCounters(unanswered=1))
             headers = []
-        return _handles(keys, headers)
+        return handles_of(keys, headers)
 
     @override
     def verify(self, handles: PageHandles, layer_range: int, lent: LentFrames) -> PageBits:
@@ -336,7 +343,7 @@ class MooncakePageStore(LendingStore):
         size = form.object_bytes
         with self._staging.take(self._client.timeout_s) as block:
             for place, page in enumerate(pages):
-                start, key, generation = place * size, keys[page], _new_generation()
+                start, key, generation = place * size, keys[page], new_generation()
                 form.write_header(key, Header(generation, self._writer), block.view[start:])
                 for layer_range, column in enumerate(columns):
                     row = column[page]
@@ -604,66 +611,3 @@ class MooncakePageStore(LendingStore):
     def _count(self, counts: MooncakeCounters) -> None:
         with self._mutex:
             self._counters += counts
-
-
-def _check_ttl(ttl_s: float) -> None:
-    """Refuse what is no time.
-
-    Raises:
-        ContractError: It is not a number of at least 0.
-    """
-    if not ttl_s >= 0:
-        raise ContractError(f"Mooncake store: expected a ttl_s of at least 0, got {ttl_s}")
-
-
-def _new_generation() -> int:
-    """One that no other write has."""
-    return int.from_bytes(os.urandom(8), "little")
-
-
-def _handles(keys: PageKeys, headers: Iterable[tuple[int, Header]]) -> PageHandles:
-    """Handles of pages, of which these were found."""
-    count = len(keys)
-    generations, writers = array("Q", bytes(8 * count)), array("Q", bytes(8 * count))
-    found = 0
-    for page, header in headers:
-        found |= 1 << page
-        generations[page] = header.generation
-        writers[page] = header.writer
-    return PageHandles(
-        keys=keys,
-        found=PageBits(found, count),
-        slots=array("Q", bytes(8 * count)),
-        generations=generations,
-        writers=writers,
-    )
-
-
-def _distinct(keys: PageKeys) -> tuple[dict[bytes, int], list[int]]:
-    """The first place of each key, which is the one that counts, and these places in order."""
-    first = {key: page for page, key in reversed(list(enumerate(keys)))}
-    return first, sorted(first.values())
-
-
-def _with_copies(keys: PageKeys, first: Mapping[bytes, int], stored: set[int]) -> PageBits:
-    """The pages whose key's first place was stored."""
-    there = (page for page, key in enumerate(keys) if first[key] in stored)
-    return PageBits.of(there, len(keys))
-
-
-def _rows(buffer: Buffer, count: int, size: int, *, what: str, writable: bool) -> Bytes:
-    """A buffer as one row of bytes for each page. Shape: (count, size).
-
-    Raises:
-        ContractError: It is of another size, not contiguous, or cannot be written.
-    """
-    view = memoryview(buffer)
-    if view.nbytes != count * size or not view.c_contiguous or (writable and view.readonly):
-        raise ContractError(
-            f"Mooncake store: expected {what} as {count} pages x {size} contiguous"
-            f"{' writable' if writable else ''} bytes, got {view.nbytes} bytes, "
-            f"contiguous={view.c_contiguous}, readonly={view.readonly}"
-        )
-    if not count:
-        return np.empty((0, size), np.uint8)
-    return np.frombuffer(view, np.uint8).reshape(count, size)
