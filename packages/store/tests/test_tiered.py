@@ -25,6 +25,8 @@ from radixlink_store import (
     file_stores,
 )
 from radixlink_store._log_file import LOG_SUFFIX
+from radixlink_store._page_log import PageLog
+from radixlink_store._tier_tally import TierTally
 from radixlink_store.counters import TierCounters
 from radixlink_testing import InMemoryPlace, InMemoryStoreFactory, put_pages, read_right
 from radixlink_testing.faults import Fault, FaultKind, FaultyStore, StoreCall
@@ -32,6 +34,8 @@ from radixlink_testing.pages import page_keys, page_parts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    from packages.store.tests.conftest import StillClock
 
     from radixlink_contracts import PageStore, PoolLayout, StoreFactory, Touchable
 
@@ -174,6 +178,34 @@ def test_page_without_room_in_memory_is_a_miss(open_store: OpenStore) -> None:
     assert full.contains(page_keys(range(5))).complete
     assert full.open(page_keys(range(5)), 0).found == PageBits.none(5)
     assert full.counters.not_promoted == 5
+
+
+def test_page_without_room_in_memory_is_not_read_from_its_file_again_at_once(
+    open_store: OpenStore,
+    tmp_path: Path,
+    layout: PoolLayout,
+    settings: PersistentSettings,
+    clock: StillClock,
+) -> None:
+    put(open_store(), range(5))
+    config = StoreConfig(location=str(tmp_path / "a full memory"), capacity_bytes=SLOTS * 64)
+    memory = FileStoreFactory(config, prefault=False).open(layout)
+    others = page_keys(range(SLOTS), "others")
+    put_pages(memory, others)
+    memory.open(others, 3600)
+    tally = TierTally()
+    store = TieredStore(memory, PageLog(layout, settings, tally), tally, settings, clock)
+    keys = page_keys(range(5))
+    for again in range(3):
+        assert store.open(keys, 0).found == PageBits.none(5)
+        assert not store.put(keys, page_parts(keys, layout)).total
+        assert store.counters == TierCounters(not_promoted=5, put_off=5 + 10 * again)
+    clock.now += 1
+    assert store.open(keys, 0).found == PageBits.none(5)
+    assert store.counters.not_promoted == 10
+    # They can be found all the while.
+    assert store.contains(keys).complete
+    store.close()
 
 
 def test_put_never_waits_for_the_disk_and_what_is_too_much_is_counted(

@@ -12,7 +12,10 @@ Rules of the file:
 1. a page that is in a file is there: `put` brings it back to memory rather than write another;
 2. pages that memory had already are not queued: who put them first has done so. Of several
    processes that share a memory tier, one writes;
-3. a forked child sees memory alone: the thread and the locks are its parent's.
+3. a forked child sees memory alone: the thread and the locks are its parent's;
+4. a page that memory had no room for is a miss, and its file is not read for it again at once;
+5. closing waits for the thread alone. A call in progress goes on: what it needs of memory after
+   that raises as memory says, and files are misses.
 """
 
 from __future__ import annotations
@@ -20,13 +23,15 @@ from __future__ import annotations
 import mmap
 import os
 import threading
+import time
 from typing import TYPE_CHECKING, Final, cast
 
 from radixlink_contracts import PAGE_KEY_BYTES, PageBits, PageKeys
+from radixlink_store._refusals import Refusals
 from radixlink_store._write_behind import WriteBehind
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from typing_extensions import Buffer
 
@@ -54,6 +59,7 @@ class TieredStore:
         log: PageLog,
         tally: TierTally,
         settings: PersistentSettings,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Put a log behind a store.
 
@@ -62,6 +68,7 @@ class TieredStore:
             log: Files of the same layout.
             tally: What the log counts to.
             settings: How much may wait, and for how long.
+            clock: Seconds.
 
         Owns: both are closed with this store.
         """
@@ -72,6 +79,8 @@ class TieredStore:
         self._mutex: Final = threading.Lock()
         #: None once closed.
         self._log: PageLog | None = log
+        #: What memory had no room for.
+        self._refusals: Final = Refusals(clock)
         layout = memory.layout
         self._range_bytes: Final = layout.range_bytes
         self._batch: Final = max(1, _STAGING_BYTES // layout.page_bytes)
@@ -187,16 +196,18 @@ class TieredStore:
         """Bring pages to memory that are in files only.
 
         Returns:
-            Whether any was there.
+            Whether any was there, and was tried.
         """
         log = self._usable_log()
         missing = 0 if log is None else log.find(keys).mask & ~there.mask
         if log is None or not missing:
             return False
         # Each once, whatever was asked for.
-        wanted = PageKeys.join(
-            dict.fromkeys(key for page, key in enumerate(keys) if missing >> page & 1)
-        )
+        found = dict.fromkeys(key for page, key in enumerate(keys) if missing >> page & 1)
+        wanted = PageKeys.join(key for key in found if key not in self._refusals)
+        self._tally.add(put_off=len(found) - len(wanted))
+        if not len(wanted):
+            return False
         for first in range(0, len(wanted), self._batch):
             some = wanted.span(first, first + self._batch)
             staging = self._take_staging()
@@ -211,11 +222,17 @@ class TieredStore:
                         _rows(column, size, right)
                         for column, size in zip(columns, self._range_bytes, strict=True)
                     ]
-                    kept = self._memory.put(_some(some, right), parts).total
-                    self._tally.add(promoted=kept, not_promoted=right.total - kept)
+                    self._keep(_some(some, right), parts)
             finally:
                 self._staging.append(staging)
         return True
+
+    def _keep(self, keys: PageKeys, parts: Sequence[Buffer]) -> None:
+        """Put pages into memory, and remember which found no room."""
+        kept = self._memory.put(keys, parts)
+        self._refusals.add(key for page, key in enumerate(keys) if page not in kept)
+        self._refusals.discard(keys[page] for page in kept)
+        self._tally.add(promoted=kept.total, not_promoted=len(keys) - kept.total)
 
     def _write(self, log: PageLog, keys: PageKeys) -> PageKeys:
         """Append pages to the log, by the thread of the queue.

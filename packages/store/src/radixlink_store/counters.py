@@ -55,6 +55,8 @@ class TierCounters:
         write_failed: Errors of the operating system against writing.
         promoted: Pages that were read from a file into memory.
         not_promoted: Pages that were read right and found no room in memory.
+        put_off: Pages that were in a file and not read, since memory had no room for them a moment
+            ago.
         read_failed: Errors of the operating system against reading.
         corrupt: Records that were read and did not match their checksums. They are not found any
             more.
@@ -70,6 +72,7 @@ class TierCounters:
     write_failed: int = 0
     promoted: int = 0
     not_promoted: int = 0
+    put_off: int = 0
     read_failed: int = 0
     corrupt: int = 0
     torn: int = 0

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 
 from radixlink_store_mpi._buffers import Buffers
 from radixlink_store_mpi._mpi import MPI
-from radixlink_store_mpi._transit import Receiving, Sending, keep, nap_s
+from radixlink_store_mpi._transit import Receiving, Sending, keep, pause
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -142,7 +142,7 @@ class Courier:
         """Wait until no node owes an answer, but no longer than that."""
         started = time.monotonic()
         while self._collect() and (waited_s := time.monotonic() - started) < timeout_s:
-            time.sleep(nap_s(waited_s))
+            pause(waited_s)
 
     def end(self) -> None:
         """Ask no more. What is still owed, MPI may write until its own end."""
@@ -160,7 +160,7 @@ class Courier:
             waited_s = time.monotonic() - started
             if not errands or waited_s >= self._timeout_s:
                 break
-            time.sleep(nap_s(waited_s))
+            pause(waited_s)
         if errands:
             with self._mutex:
                 self._debts += errands
@@ -187,12 +187,17 @@ class Courier:
         Returns:
             Whether some are still owed.
         """
-        late: dict[int, memoryview] = {}
+        debts, dropped = [], 0
         with self._mutex:
-            self._debts = [errand for errand in self._debts if not self._ends(errand, late)]
-            owed = bool(self._debts)
-        self._tally.add(dropped=len(late))
-        return owed
+            for errand in self._debts:
+                # One at a time: a node may owe answers to several threads.
+                late: dict[int, memoryview] = {}
+                if not self._ends(errand, late):
+                    debts.append(errand)
+                dropped += len(late)
+            self._debts = debts
+        self._tally.add(dropped=dropped)
+        return bool(debts)
 
     def _owing(self) -> set[int]:
         """The nodes that are not asked."""

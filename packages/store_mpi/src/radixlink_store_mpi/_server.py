@@ -1,8 +1,8 @@
 """`Server`: the thread of a node's leader that answers other nodes.
 
 It receives requests and sends answers, any number of each at a time, and waits for none of them: a
-node that was stopped while it sends or receives keeps only the buffers of its own messages. Asleep it
-looks once a millisecond.
+node that was stopped while it sends or receives keeps only the buffers of its own messages. While it
+is asked it hardly sleeps, and asleep it looks once a millisecond.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from radixlink_store_mpi._buffers import Buffers
 from radixlink_store_mpi._mpi import MPI
-from radixlink_store_mpi._transit import Receiving, Sending, keep, nap_s
+from radixlink_store_mpi._transit import Receiving, Sending, keep, pause
 
 if TYPE_CHECKING:
     from radixlink_store_mpi._desk import Desk
@@ -74,7 +74,7 @@ class Server:
             if happened:
                 idle_since = now
             else:
-                time.sleep(nap_s(now - idle_since))
+                pause(now - idle_since)
         if self._outgoing or self._incoming:
             keep((self._outgoing, self._incoming))
 

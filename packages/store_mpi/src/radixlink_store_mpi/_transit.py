@@ -10,6 +10,8 @@ Rules of the file:
 
 from __future__ import annotations
 
+import os
+import time
 from typing import TYPE_CHECKING, Final
 
 from radixlink_store_mpi._mpi import MPI
@@ -19,18 +21,24 @@ if TYPE_CHECKING:
 
     from radixlink_store_mpi._buffers import Buffers
 
+_SPIN_S: Final = 500e-6
 _SHORT_NAP_S: Final = 20e-6
 _LONG_NAP_S: Final = 1e-3
-_PATIENCE: Final = 8
+_PATIENCE: Final = 32
 
 
-def nap_s(idle_s: float) -> float:
-    """How long to sleep before the next look, when nothing happened for a while.
+def pause(idle_s: float) -> None:
+    """Leave the core to others until the next look, when nothing happened for a while.
 
-    An eighth of that time, so that a nap costs little of what is waited for anyway; a millisecond at
-    most, which costs a thread that waits for ever some 3 % of a core.
+    At first it only gives way to who else wants to run, for the kernel's shortest sleep is some 75
+    us, and who is answered often asks again in less than this takes. Then it sleeps for a 32th of
+    that time, so that a nap costs little of what is waited for anyway; a millisecond at most, which
+    costs a thread that waits for ever some 3 % of a core.
     """
-    return min(max(idle_s / _PATIENCE, _SHORT_NAP_S), _LONG_NAP_S)
+    if idle_s < _SPIN_S:
+        os.sched_yield()
+    else:
+        time.sleep(min(max(idle_s / _PATIENCE, _SHORT_NAP_S), _LONG_NAP_S))
 
 
 class Sending:
@@ -80,7 +88,9 @@ class Receiving:
             MPI.Exception: The rank's process has ended.
         """
         status = MPI.Status()
-        message = comm.Improbe(source, tag, status)
+        # Open MPI looks among what it has received, and receives only then: what came while this
+        # thread slept is found at the second look, which must not be a nap later.
+        message = comm.Improbe(source, tag, status) or comm.Improbe(source, tag, status)
         return None if message is None else cls(message, status, buffers)
 
     def done(self) -> bool:

@@ -1,0 +1,51 @@
+"""What becomes of answers that come too late. The node that is asked is this process itself."""
+
+from __future__ import annotations
+
+import threading
+
+from typing_extensions import override
+
+from radixlink_store_mpi._courier import Courier
+from radixlink_store_mpi._mpi import MPI
+from radixlink_store_mpi.counters import NodeCounters, NodeTally
+
+THREADS = 2
+TIMEOUT_S = 30.0
+
+
+class TogetherCourier(Courier):
+    """All threads have seen that nobody owes anything before the first of them asks."""
+
+    together = threading.Barrier(THREADS)
+
+    @override
+    def _owing(self) -> set[int]:
+        owing = super()._owing()
+        self.together.wait(TIMEOUT_S)
+        return owing
+
+
+def test_late_answers_of_one_node_to_several_threads_are_each_dropped_and_counted() -> None:
+    requests, answers = MPI.COMM_WORLD.Dup(), MPI.COMM_WORLD.Dup()
+    tally = NodeTally()
+    courier = TogetherCourier(requests, answers, (0,), timeout_s=0.05, tally=tally)
+    got: list[dict[int, memoryview]] = []
+    threads = [
+        threading.Thread(target=lambda: got.append(courier.ask({0: (courier.number(), b"who?")})))
+        for _ in range(THREADS)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert got == [{}] * THREADS
+    assert tally.counters == NodeCounters(asked=THREADS, late=THREADS)
+    status = MPI.Status()
+    for _ in range(THREADS):
+        requests.Recv(bytearray(4), MPI.ANY_SOURCE, MPI.ANY_TAG, status)
+        answers.Isend(b"late", 0, status.Get_tag()).Free()
+    courier.settle(TIMEOUT_S)
+    assert tally.counters == NodeCounters(asked=THREADS, late=THREADS, dropped=THREADS)
+    requests.Free()
+    answers.Free()
