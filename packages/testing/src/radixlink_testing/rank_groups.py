@@ -49,7 +49,7 @@ SLACK_S: Final = 5.0
 """By how much a failure may come after its deadline: a roll call, and other processes on the
 cores."""
 
-STEP_WORDS: Final = 512
+STEP_WORDS: Final = 480
 
 
 class RunCase(Protocol):
