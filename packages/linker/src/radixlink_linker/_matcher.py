@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 import attrs
 
 from radixlink_contracts import ExternalMatch, HitCause
+from radixlink_linker._lookup import is_shorter
 
 if TYPE_CHECKING:
     from radixlink_contracts import (
@@ -112,7 +113,7 @@ class ExternalMatcher:
             return HitCause.LOAD_FAILED, None
         if not request.answered:
             return HitCause.ASKED, None
-        if start < request.lookup.start:
+        if is_shorter(device, request.lookup, self._tree.page_size):
             return HitCause.PREFIX_SHRANK, None
         if self._hit_end(request.lookup) <= start:
             return HitCause.NOT_STORED, None

@@ -195,13 +195,11 @@ class Offloads:
             marks = node.mark()
             if not restored:
                 marks.hit_count += at > params.inserted_len
-            elif marks.pending is None and start >= params.prev_prefix_len:
-                # The load brought the full pages, the window above the floor, the state at the end.
-                brought = FULL_BIT if start < floor else FULL_BIT | SWA_BIT
-                if node is end and params.mamba_value is not None:
-                    brought |= MAMBA_BIT
-                marks.stored |= brought & node.held
-                marks.touched = tick
+            elif marks.pending is None:
+                brought = _brought(params, start, floor, at_end=node is end)
+                if brought:
+                    marks.stored |= brought & node.held
+                    marks.touched = tick
             # What came to a node since its offload began is due for itself, behind that.
             lacking = node.held & ~(marks.stored | marks.pending_bits)
             if lacking and (due or marks.hit_count >= threshold):
@@ -212,3 +210,19 @@ class Offloads:
         due.reverse()
         hot.reverse()
         return tuple(due), tuple(hot)
+
+
+def _brought(params: InsertParams, start: int, floor: int, *, at_end: bool) -> int:
+    """What a load brought of the node that begins at a token, a bit each component.
+
+    That is the full pages that the tree lacked and the window above the floor; windows that came to
+    nodes that were there; and the state at the end.
+    """
+    brought = 0
+    if start >= params.prev_prefix_len:
+        brought = FULL_BIT if start < floor else FULL_BIT | SWA_BIT
+    elif any(first <= start < last for first, last in params.late_windows):
+        brought = SWA_BIT
+    if at_end and params.mamba_value is not None:
+        brought |= MAMBA_BIT
+    return brought
