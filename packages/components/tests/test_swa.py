@@ -169,13 +169,18 @@ def test_prepare_pairs_the_window_with_the_last_full_slots() -> None:
     assert world.pair.swa_indices(full.device_indices).tolist() == [-1] * 6 + slots_of(transfer)
 
 
-def test_prepare_needs_full_slots_for_the_window() -> None:
+@pytest.mark.parametrize("num_full", [0, 1])
+def test_prepare_leaves_what_comes_late_beside_nothing(num_full: int) -> None:
+    """The first window slots are for full slots of the tree, which nobody may name before COMMIT."""
     world = World()
     transfer = world.load(2)
-    for full in (None, world.full_load(1)):
-        got = 0 if full is None else 2
-        with pytest.raises(ContractError, match=f"for 4 window slots, got {got}"):
-            world.update(ExternalLinkerLoadPhase.PREPARE, full, transfer)
+    full = world.full_load(1) if num_full else None
+    world.update(ExternalLinkerLoadPhase.PREPARE, full, transfer)
+    partners = world.pair.swa_indices(torch.arange(world.pair.full.size)).tolist()
+    paired = [slot for slot in partners if slot >= 0]
+    assert paired == slots_of(transfer)[4 - num_full * PAGE_SIZE :]
+    world.update(ExternalLinkerLoadPhase.ABORT, full, transfer)
+    assert world.pair.swa.available_size == world.pair.swa.size
 
 
 def test_commit_changes_nothing() -> None:

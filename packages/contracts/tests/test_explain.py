@@ -54,9 +54,16 @@ EXPLANATION = Explanation(
 )
 
 
-def pool(pages: list[int], lengths: list[int], name: PoolName = PoolName.KV) -> PoolAnswer:
+def pool(
+    pages: list[int], lengths: list[int], name: PoolName = PoolName.KV, held: tuple[int, ...] = ()
+) -> PoolAnswer:
     restorable = PageBits.of([length - 1 for length in lengths], 5)
-    return PoolAnswer(pool=name, found=PageBits.of(pages, 5), restorable=restorable)
+    return PoolAnswer(
+        pool=name,
+        found=PageBits.of(pages, 5),
+        restorable=restorable,
+        held=PageBits.of(held, 5),
+    )
 
 
 def test_a_lookup_that_lacks_nothing_has_two_lines() -> None:
@@ -80,6 +87,18 @@ def test_what_is_missing_and_not_needed_is_no_reason() -> None:
     assert attrs.evolve(LOOKUP, pools=(window,)).lines()[1] == (
         "pages 2-4: SWA missing here, where it is not needed"
     )
+
+
+def test_what_the_device_holds_is_told_and_not_missed() -> None:
+    kv = pool([], [1, 2, 3, 4, 5], held=(0, 1, 2, 3, 4))
+    windows = pool([2], [4], PoolName.SWA, held=(3,))
+    assert attrs.evolve(LOOKUP, agreed=4, local=4, pools=(kv, windows)).lines() == [
+        "asked for pages 2-6",
+        "pages 2-6: KV is on the device",
+        "page 5: SWA is on the device",
+        "pages 2-3, 6: SWA missing here, so that it lets 4 pages be restored",
+        "agreed 4 of 5 pages",
+    ]
 
 
 @pytest.mark.parametrize(

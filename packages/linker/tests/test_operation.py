@@ -19,6 +19,7 @@ from radixlink_contracts import (
     ReceiptId,
     RequestId,
 )
+from radixlink_linker._load_plan import LoadPlan
 from radixlink_linker._lookup import Lookup
 from radixlink_linker._operation import LoadOperation, OffloadOperation, Verdict
 
@@ -48,8 +49,7 @@ def load(
         request=Request(),
         mode=LoadMode.STAGED,
         key=key(tokens, namespace),
-        start=start,
-        end=end,
+        plan=LoadPlan(start=start, full_start=start, end=end, node_id=NodeId(0), missing={}),
         transfers=(),
     )
 
@@ -102,11 +102,13 @@ def test_a_load_covers_the_pages_that_it_brings() -> None:
     tokens = [1, 2, 3, 4, 5, 6, 7, 8]
     operation = load(tokens, start=2, end=6)
     assert [operation.covers(key(tokens), start, 2) for start in (0, 2, 4, 6)] == [
-        False,
+        # The prefix became shorter since.
+        True,
         True,
         True,
         False,
     ]
+    assert not operation.covers(key([1, 2, 9, 4, 5, 6]), 0, 2)
     # A page is named by all before it, too.
     assert operation.covers(key([1, 2, 3, 4, 9, 9]), 2, 2)
     assert not operation.covers(key([9, 2, 3, 4, 5, 6]), 2, 2)

@@ -346,11 +346,31 @@ class Rank:
         keys = self.page_keys(tokens)
         self.stores[pool].lost.update(keys[page] for page in pages)
 
-    def restorable(self, tokens: Sequence[int], start: int = 0) -> set[int]:
-        """Which lengths, in pages, this rank's stores can restore behind `start` pages: counted by hand."""
-        keys = self.page_keys(tokens)
+    def held(self, tokens: Sequence[int]) -> dict[PoolName, set[int]]:
+        """Which pages of a sequence the device holds in each pool: by its nodes and pairs, not by its matches."""
+        size = self.model.page_size
+        end = self.tree.holdings(key_of(tokens)).last_node
+        path = self.tree.path_indices(end)
         there = {
-            pool: {page for page in range(len(keys)) if page in store.contains(keys)}
+            PoolName.KV: set(range(len(path) // size)),
+            PoolName.SWA: set[int](),
+            PoolName.MAMBA: set[int](),
+        }
+        if self.device.pair is not None:
+            partners = self.device.pair.swa_indices(path)[::size].tolist()
+            there[PoolName.SWA] = {page for page, partner in enumerate(partners) if partner >= 0}
+        node, at = self.tree._nodes[end], len(path)
+        while node.parent is not None:
+            if node.mamba_slot is not None:
+                there[PoolName.MAMBA].add(at // size - 1)
+            node, at = node.parent, at - node.num_tokens
+        return there
+
+    def restorable(self, tokens: Sequence[int], start: int = 0) -> set[int]:
+        """Which lengths, in pages, this rank's stores and device can restore behind `start` pages: counted by hand."""
+        keys, held = self.page_keys(tokens), self.held(tokens)
+        there = {
+            pool: {page for page in range(len(keys)) if page in store.contains(keys)} | held[pool]
             for pool, store in self.stores.items()
         }
         lengths = set()

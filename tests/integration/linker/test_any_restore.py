@@ -158,7 +158,8 @@ class World:
         assert isinstance(replica.load_back("a", tokens), LoadWaiting)
         replica.launch()
         if scene.fails:
-            replica.ranks[-1].store.raising.add("read")
+            for store in replica.ranks[-1].stores.values():
+                store.raising.add("read")
         for turn in scene.meanwhile:
             self.turn(turn)
         if scene.running and scene.meanwhile:
@@ -169,7 +170,8 @@ class World:
         report = replica.settle()
         assert (report.landed, report.failed) == (((), ("a",)) if scene.fails else (("a",), ()))
         replica.retire()
-        replica.ranks[-1].store.raising.clear()
+        for store in replica.ranks[-1].stores.values():
+            store.raising.clear()
         if not scene.fails:
             assert replica.alike(lambda rank: rank.device_pages(tokens)) >= end
         for rank in replica.ranks:

@@ -51,6 +51,7 @@ if TYPE_CHECKING:
         TreeNodeView,
     )
     from radixlink_linker._frame import Agenda, FrameKind
+    from radixlink_linker._load_plan import LoadPlan
     from radixlink_linker._operation import AnyOperation, TouchOperation
     from radixlink_linker._report import ReportBuilder
     from radixlink_linker._requests import Request
@@ -60,6 +61,16 @@ Wrapper = UnifiedCacheLinkerWrapper
 
 
 # -- 1: nothing leaves a request before it has landed ----------------------------------------------
+
+
+def load_what_the_device_has(patch: Patch) -> None:
+    original = Loads._plan
+
+    def plan(self: Loads, lookup: Lookup, device: MatchResult, mode: LoadMode) -> LoadPlan | None:
+        alone = attrs.evolve(device, full_kv_hit_length=device.device_prefix_len)
+        return original(self, lookup, alone, mode)
+
+    patch.setattr(Loads, "_plan", plan)
 
 
 def publish_at_load_back(patch: Patch) -> None:
@@ -546,6 +557,15 @@ def compare_no_settings(patch: Patch) -> None:
 
 
 MUTANTS: Final = (
+    Mutant(
+        name="full pages that the device has are loaded again",
+        rule=Rule.LOAD_BACK,
+        breaks=load_what_the_device_has,
+        interleavings=(
+            "windows evicted alone come back to the pages that stayed",
+            "a state evicted alone comes back to the node that stayed",
+        ),
+    ),
     Mutant(name="publish at load_back", rule=Rule.LANDED, breaks=publish_at_load_back),
     Mutant(
         name="no lock on what was published",

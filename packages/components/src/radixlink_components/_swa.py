@@ -8,11 +8,12 @@ window slots are asked of it, and a load has to pair those that it brings.
 | OFFLOAD | all pages of a node that is live | those beside the node's |
 | LOOKUP | the last window of the missing tail | none |
 | LOAD | the last window of the missing tail | taken here, after eviction where they lack |
-| PREPARE | | paired with the last full slots of the load |
+| PREPARE | | the last paired with the full slots of the load; COMMIT pairs those before |
 | ABORT | | `release`, which parts the pairs |
 
 A tail that is shorter than a window is enough: the tree let the device's part end only where a
-window is live, so the rest of it is there, and locked for as long as the load lasts.
+window is live, so the rest of it is there, and locked for as long as the load lasts. The keys of a
+LOAD are those that the device lacks, which may be fewer still, and need not follow each other.
 """
 
 from __future__ import annotations
@@ -131,23 +132,18 @@ class SWAComponent(LinkerComponent):
     ) -> None:
         """PREPARE pairs the slots, ABORT takes them back.
 
+        Where a load brings more window pages than full ones, its first are for full slots that are
+        the tree's: whoever publishes the load pairs them, so that nobody names them before.
         See `LinkerComponent.update_external_linker_load`.
-
-        Raises:
-            ContractError: The load brings fewer full pages than window pages.
         """
         slots = transfer.device_indices
         assert slots is not None, "a load has slots"
         match phase:
             case ExternalLinkerLoadPhase.PREPARE:
                 full = None if full_transfer is None else full_transfer.device_indices
-                if full is None or len(full) < len(slots):
-                    msg = (
-                        f"SWAComponent prepare: expected full slots for {len(slots)} window slots, "
-                        f"got {0 if full is None else len(full)}"
-                    )
-                    raise ContractError(msg)
-                self._pair.map_full_to_swa(full[-len(slots) :], slots)
+                if full is not None:
+                    paired = min(len(full), len(slots))
+                    self._pair.map_full_to_swa(full[-paired:], slots[-paired:])
             case ExternalLinkerLoadPhase.COMMIT:
                 return
             case ExternalLinkerLoadPhase.ABORT:

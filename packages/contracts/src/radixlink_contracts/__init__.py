@@ -78,7 +78,12 @@ from radixlink_contracts._locks import (
     IncLockRefResult,
     ReceiptId,
 )
-from radixlink_contracts._match import ExternalMatch, MatchPrefixParams, MatchResult
+from radixlink_contracts._match import (
+    ExternalMatch,
+    MatchPrefixParams,
+    MatchResult,
+    PrefixHoldings,
+)
 from radixlink_contracts._phases import ExternalLinkerLoadPhase, LinkerTransferPhase
 from radixlink_contracts._pools import POOL_OF, ComponentType, PoolHitPolicy, PoolName
 from radixlink_contracts._runtime import Clock, Executor
@@ -165,6 +170,7 @@ __all__ = [
     "PoolTransfer",
     "PoolTransferResult",
     "PrefixCache",
+    "PrefixHoldings",
     "RadixKey",
     "RankGroup",
     "ReceiptId",

@@ -105,6 +105,36 @@ class PageBits:
             raise ContractError(msg)
         return PageBits(self.mask & other.mask, self.count)
 
+    def __or__(self, other: PageBits) -> PageBits:
+        """Pages set in either.
+
+        Raises:
+            ContractError: The two speak of different numbers of pages.
+        """
+        if self.count != other.count:
+            msg = f"PageBits: expected {self.count} pages on both sides of |, got {other.count}"
+            raise ContractError(msg)
+        return PageBits(self.mask | other.mask, self.count)
+
+    def __invert__(self) -> PageBits:
+        """Pages that are not set."""
+        return PageBits(~self.mask & ((1 << self.count) - 1), self.count)
+
+    def runs(self) -> Iterator[tuple[int, int]]:
+        """The pages that are set as ranges [first, behind the last), ascending.
+
+        Cost: O(runs) operations on the whole mask.
+        """
+        mask, at = self.mask, 0
+        while mask:
+            skipped = (mask & -mask).bit_length() - 1
+            mask >>= skipped
+            # The lowest bit that is not set is where the run ends.
+            length = (~mask & (mask + 1)).bit_length() - 1
+            yield at + skipped, at + skipped + length
+            mask >>= length
+            at += skipped + length
+
     def __len__(self) -> int:
         """How many pages the value speaks of."""
         return self.count

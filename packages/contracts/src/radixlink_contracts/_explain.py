@@ -133,11 +133,14 @@ class PoolAnswer:
         pool: Which pool.
         found: The pages that it has, of those asked for.
         restorable: Bit L-1 is set where a prefix of L of those pages has all that it needs of this pool.
+        held: The pages that the device held of this pool, so that the store was not asked for them; they count as
+            found.
     """
 
     pool: PoolName
     found: PageBits
     restorable: PageBits
+    held: PageBits
 
 
 @attrs.frozen(kw_only=True)
@@ -189,17 +192,22 @@ class LookupAnswer:
         return lines
 
     def _lacking(self, answer: PoolAnswer) -> list[str]:
-        """What a pool lacks here, and what that lets be restored; nothing where it lacks nothing."""
-        gaps = [page for page in range(self.num_pages) if page not in answer.found]
+        """What the device holds of a pool, what the store lacks, and what that lets be restored."""
+        lines: list[str] = []
+        if answer.held.total:
+            pages = _ranges([self.start_page + page for page in answer.held])
+            plural = "s" if answer.held.total > 1 else ""
+            lines = [f"page{plural} {pages}: {answer.pool.value.upper()} is on the device"]
+        gaps = list(~(answer.found | answer.held))
         if not gaps:
-            return []
+            return lines
         pages = _ranges([self.start_page + page for page in gaps])
         plural = "s" if len(gaps) > 1 else ""
         missing = f"page{plural} {pages}: {answer.pool.value.upper()} missing here"
         longest = answer.restorable.mask.bit_length()
         if longest == self.num_pages:
-            return [f"{missing}, where it is not needed"]
-        return [f"{missing}, so that it lets {longest} pages be restored"]
+            return [*lines, f"{missing}, where it is not needed"]
+        return [*lines, f"{missing}, so that it lets {longest} pages be restored"]
 
 
 @attrs.frozen(kw_only=True)

@@ -81,6 +81,8 @@ class InsertParams:
         track_adopted_ranges: Record in the result which ranges of `value` the tree took.
         component_evicted_seqlens: For each auxiliary component, the token below which the request's own state is
             already gone: a multiple of the page size. Of use with SWA.
+        late_windows: Ranges of tokens [start, end), ascending, below `prev_prefix_len`, in whole pages, each up to the
+            end of a node without a window: window slots have come beside the tree's own full slots there.
         mamba_value: The slot of the state at the end of the key, which then is whole pages. The tree's from now on,
             unless `InsertResult.mamba_exist`.
     """
@@ -94,6 +96,7 @@ class InsertParams:
     origin: InsertOrigin = InsertOrigin.COMPUTED
     track_adopted_ranges: bool = False
     component_evicted_seqlens: Mapping[ComponentType, int] = attrs.field(factory=dict)
+    late_windows: tuple[tuple[int, int], ...] = ()
     mamba_value: int | None = None
 
 

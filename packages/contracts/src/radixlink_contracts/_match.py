@@ -61,3 +61,20 @@ class MatchResult:
     waiting_on: OperationId | None = None
     full_kv_hit_length: int = 0
     branching_len: int = 0
+
+
+@attrs.frozen(kw_only=True)
+class PrefixHoldings:
+    """What the device holds of a sequence, piece by piece, whether or not a match may end there. Lengths are tokens.
+
+    Attributes:
+        full_len: How much of the sequence full attention has.
+        last_node: The node where that part ends (the root for 0).
+        windows: Where window slots are, as ranges [first, behind the last), ascending and disjoint.
+        states: Where states stand, ascending.
+    """
+
+    full_len: int
+    last_node: NodeId
+    windows: tuple[tuple[int, int], ...] = ()
+    states: tuple[int, ...] = ()

@@ -28,12 +28,15 @@ class PoolTransfer:
         device_indices: The slots, page after page. Shape: (num_pages * page_size,) int64 for page pools, (1,) for a
             Mamba state. None in a LOOKUP.
         hit_policy: Which of the pages a lookup needs.
+        held: In a LOOKUP: which of all its pages, those of its KV transfer, the device holds still. No store need be
+            asked for them, and they count as found. None for none.
     """
 
     name: PoolName
     keys: PageKeySource
     device_indices: torch.Tensor | None = None
     hit_policy: PoolHitPolicy = PoolHitPolicy.ALL_PAGES
+    held: PageBits | None = None
 
     def __attrs_post_init__(self) -> None:
         """Refuse slots that cannot be dealt out evenly to the pages."""
@@ -54,8 +57,13 @@ class PoolTransfer:
             found: Which of all pages of the lookup, those of its KV transfer, the pool's store holds.
 
         Returns:
-            Bit L-1 is set where L pages can be restored.
+            Bit L-1 is set where L pages can be restored, with those that the device holds still.
+
+        Raises:
+            ContractError: Store and device are asked about different numbers of pages.
         """
+        if self.held is not None:
+            found |= self.held
         match self.hit_policy:
             case PoolHitPolicy.ALL_PAGES:
                 return PageBits((1 << found.leading) - 1, len(found))

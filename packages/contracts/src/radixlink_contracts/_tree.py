@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from radixlink_contracts._insert import InsertParams, InsertResult
     from radixlink_contracts._keys import PageKeySource, RadixKey
     from radixlink_contracts._locks import DecLockRefParams, IncLockRefParams, IncLockRefResult
-    from radixlink_contracts._match import MatchPrefixParams, MatchResult
+    from radixlink_contracts._match import MatchPrefixParams, MatchResult, PrefixHoldings
     from radixlink_contracts._pools import ComponentType
     from radixlink_contracts.actions import CacheAction
 
@@ -243,6 +243,14 @@ class LinkedTreeCore(TreeCore, Protocol):
 
         Raises:
             StaleHandleError: There is no such node.
+        """
+        ...
+
+    def holdings(self, key: RadixKey) -> PrefixHoldings:
+        """Say what the device holds of a sequence of each component, also behind where a match may end.
+
+        Mutates: as `match` does: splits the node in which the full part ends, and recency.
+        Cost: O(nodes on the path), plus one comparison of the matched bytes.
         """
         ...
 

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, assert_never
+from typing import TYPE_CHECKING
 
 import attrs
 
-from radixlink_contracts import ComponentType, ExternalLinkerLoadPhase, LinkerTransferPhase
+from radixlink_contracts import (
+    POOL_OF,
+    ComponentType,
+    ExternalLinkerLoadPhase,
+    LinkerTransferPhase,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from radixlink_contracts import (
         InsertResult,
@@ -64,13 +69,25 @@ class ComponentTransfers:
         return tuple(transfer for transfer in built if transfer is not None)
 
     def load(
-        self, keys: PageKeySource, request: RequestKV, prefix_len: int
+        self, keys: Mapping[ComponentType, PageKeySource], request: RequestKV, prefix_len: int
     ) -> tuple[PoolTransfer, ...] | None:
-        """Allocate for every component; None where one has no room, and nothing is taken then."""
+        """Allocate for every component that lacks something.
+
+        Args:
+            keys: What each lacks.
+            request: Whom it is for.
+            prefix_len: Tokens of the sequence up to the end of the load.
+
+        Returns:
+            In the components' order. None where one has no room, and nothing is taken then.
+        """
         transfers: list[PoolTransfer] = []
         for component in self._components:
+            lacking = keys.get(component.component_type)
+            if lacking is None:
+                continue
             transfer = component.build_external_linker_transfer(
-                LinkerTransferPhase.LOAD, None, keys
+                LinkerTransferPhase.LOAD, None, lacking
             )
             if transfer is None:
                 self.abort(transfers, request, prefix_len)
@@ -82,38 +99,15 @@ class ComponentTransfers:
         self, transfers: Sequence[PoolTransfer], request: RequestKV, prefix_len: int
     ) -> None:
         """The load has its slots; whether the linker took it is its verdict."""
-        for component, transfer in zip(self._components, transfers, strict=True):
+        full = _of(transfers, ComponentType.FULL)
+        for component, transfer in self._taking_part(transfers):
             component.update_external_linker_load(
                 ExternalLinkerLoadPhase.PREPARE,
                 request=request,
-                full_transfer=transfers[0],
+                full_transfer=full,
                 transfer=transfer,
                 prefix_len=prefix_len,
             )
-
-    def brought(
-        self, transfers: Sequence[PoolTransfer], prefix_len: int
-    ) -> tuple[dict[ComponentType, int], int | None]:
-        """What an insert has to be told of what a load brought beside full attention.
-
-        Returns:
-            From which token on there is a window, where there are windows; and the state's slot.
-        """
-        floors: dict[ComponentType, int] = {}
-        state: int | None = None
-        for component, transfer in zip(self._components, transfers, strict=True):
-            slots = transfer.device_indices
-            assert slots is not None, "a load has slots"
-            match component.component_type:
-                case ComponentType.FULL:
-                    pass
-                case ComponentType.SWA:
-                    floors[ComponentType.SWA] = prefix_len - len(slots)
-                case ComponentType.MAMBA:
-                    state = int(slots)
-                case kind:
-                    assert_never(kind)
-        return floors, state
 
     def commit(
         self,
@@ -122,11 +116,12 @@ class ComponentTransfers:
         result: InsertResult,
     ) -> None:
         """What landed was inserted."""
-        for component, transfer in zip(self._components, transfers, strict=True):
+        full = _of(transfers, ComponentType.FULL)
+        for component, transfer in self._taking_part(transfers):
             component.update_external_linker_load(
                 ExternalLinkerLoadPhase.COMMIT,
                 request=None,
-                full_transfer=transfers[0],
+                full_transfer=full,
                 transfer=transfer,
                 prefix_len=prefix_len,
                 insert_result=result,
@@ -135,13 +130,31 @@ class ComponentTransfers:
     def abort(
         self, transfers: Sequence[PoolTransfer], request: RequestKV | None, prefix_len: int
     ) -> None:
-        """Take back what was allocated, in reverse order; the last components may have none."""
-        built = zip(self._components, transfers, strict=False)
-        for component, transfer in reversed(list(built)):
+        """Take back what was allocated, in reverse order."""
+        full = _of(transfers, ComponentType.FULL)
+        for component, transfer in reversed(self._taking_part(transfers)):
             component.update_external_linker_load(
                 ExternalLinkerLoadPhase.ABORT,
                 request=request,
-                full_transfer=transfers[0],
+                full_transfer=full,
                 transfer=transfer,
                 prefix_len=prefix_len,
             )
+
+    def _taking_part(
+        self, transfers: Sequence[PoolTransfer]
+    ) -> list[tuple[LinkerComponent, PoolTransfer]]:
+        """The components that a load brings something of, in their order, beside what that is."""
+        return [
+            (component, transfer)
+            for component in self._components
+            if (transfer := _of(transfers, component.component_type)) is not None
+        ]
+
+
+def _of(transfers: Sequence[PoolTransfer], kind: ComponentType) -> PoolTransfer | None:
+    """The transfer of a component, where there is one."""
+    for transfer in transfers:
+        if transfer.name is POOL_OF[kind]:
+            return transfer
+    return None

@@ -274,8 +274,9 @@ class UnifiedRadixCache(LinkedPrefixCache):
         """
         if self._wrapper is not None:
             self._wrapper.drop_everything()
-        self._slots.apply(self._tree.reset())
+        # Before the tree forgets its receipts: some are released with the slots.
         self._slots.release_all()
+        self._slots.apply(self._tree.reset())
         if self._wrapper is not None:
             self._wrapper.begin_again()
         self._frames.renew()

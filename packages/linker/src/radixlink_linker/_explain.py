@@ -115,7 +115,12 @@ def _answer_of(lookup: Lookup, page_size: int, *, agreed: bool) -> LookupAnswer:
         local=local,
         missing_elsewhere=lookup.start // page_size + (reach or 0) if lacks else None,
         pools=tuple(
-            PoolAnswer(pool=pool, found=bits, restorable=lookup.restorable_in(pool))
+            PoolAnswer(
+                pool=pool,
+                found=bits,
+                restorable=lookup.restorable_in(pool),
+                held=lookup.held_of(pool),
+            )
             for pool, bits in lookup.found.items()
         ),
         error=lookup.error,

@@ -4,15 +4,25 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import attrs
+import torch
+
 from radixlink_contracts import (
+    POOL_OF,
+    ComponentType,
     IncLockRefParams,
     LoadAdmitted,
     LoadMiss,
     LoadMode,
     LoadWaiting,
     MatchPrefixParams,
+    PageBits,
+    PoolName,
+    PrefixHoldings,
 )
 from radixlink_linker._commit import commit_load
+from radixlink_linker._load_plan import LoadPlan, held_pages, keys_of, missing_pages
+from radixlink_linker._lookup import is_shorter
 from radixlink_linker._operation import LoadOperation, Verdict
 from radixlink_linker._requests import FailedLoad
 
@@ -29,6 +39,7 @@ if TYPE_CHECKING:
     from radixlink_linker._component_transfers import ComponentTransfers
     from radixlink_linker._counters import LinkerCounters
     from radixlink_linker._guarded_linker import GuardedLinker
+    from radixlink_linker._lookup import Lookup
     from radixlink_linker._operation_table import OperationTable
     from radixlink_linker._report import ReportBuilder
     from radixlink_linker._requests import Request, RequestTable
@@ -106,7 +117,7 @@ class Loads:
             return LoadMiss(reason="the key changed since the match")
         device = self._tree.match(MatchPrefixParams(key=key))
         start = device.device_prefix_len
-        if start < lookup.start:
+        if is_shorter(device, lookup, self._tree.page_size):
             return LoadMiss(reason="the device prefix became shorter since the lookup")
         if len(key) - start >= self._tree.page_size:
             other = self._operations.load_of(key, start)
@@ -128,24 +139,28 @@ class Loads:
         lookup = entry.lookup
         assert lookup is not None
         page_size, start = self._tree.page_size, device.device_prefix_len
-        skipped = (start - lookup.start) // page_size
-        room = lookup.num_pages
-        if mode is LoadMode.STAGED:
-            room = self._room.tokens_left() // page_size
-        elif len(self._operations.running_loads()) == self._settings.max_operations:
-            room = 0
-        fitting = lookup.longest(skipped + room)
-        if lookup.longest(lookup.num_pages) <= skipped:
+        if lookup.start + lookup.longest(lookup.num_pages) * page_size <= start:
             return LoadMiss(reason="the device has what the store has")
-        if fitting <= skipped:
+        plan = self._plan(lookup, device, mode)
+        if plan is not None and plan.late_windows and mode is LoadMode.LAYER_WISE:
+            # They are the tree's to name, so they stand beside its slots only when all of them
+            # have landed.
+            mode = LoadMode.STAGED
+            plan = self._plan(lookup, device, mode)
+        if plan is None:
             return self._wait_for_room(request.request_id)
-        receipt = self._tree.inc_lock_ref(IncLockRefParams(node_id=device.last_device_node))
-        keys = lookup.keys.span(skipped, fitting)
-        end = lookup.start + fitting * page_size
-        transfers = self._transfers.load(keys, request, end)
+        if not plan.missing:
+            return LoadMiss(reason="the device has what the store has")
+        for kind, pages in plan.missing.items():
+            if (pages & lookup.held_of(POOL_OF[kind])).total:
+                return LoadMiss(reason=f"the device lost {kind.name} that it had at the lookup")
+        receipt = self._tree.inc_lock_ref(IncLockRefParams(node_id=plan.node_id))
+        keys = {kind: keys_of(lookup.keys, pages) for kind, pages in plan.missing.items()}
+        transfers = self._transfers.load(keys, request, plan.end)
         if transfers is None:
             self._tree.dec_lock_ref(receipt.to_dec_params())
-            return LoadMiss(reason=f"no room for {len(keys)} pages, all else is locked")
+            num_pages = max(pages.total for pages in plan.missing.values())
+            return LoadMiss(reason=f"no room for {num_pages} pages, all else is locked")
         op, deadline = self._operations.mint()
         operation = LoadOperation(
             op,
@@ -154,20 +169,79 @@ class Loads:
             request=request,
             mode=mode,
             key=request.key,
-            start=start,
-            end=end,
+            plan=plan,
             transfers=transfers,
         )
         self._operations.add(operation)
         if mode is LoadMode.STAGED:
-            self._room.take(end - start)
+            self._room.take(operation.slots)
         entry.load = operation
         entry.num_loads += 1
         self._linker.load(operation)
-        self._transfers.prepare(transfers, request, end)
+        self._transfers.prepare(transfers, request, plan.end)
         if operation.running is not None:
-            operation.running.repoint(start, operation.full_slots)
+            loaded = operation.slots_of(PoolName.KV)
+            assert loaded is not None, "what a layer-wise load brings lies behind the device's part"
+            if start < plan.full_start:
+                loaded = torch.cat([self._tree.path_indices(plan.node_id)[start:], loaded])
+            operation.running.repoint(start, loaded)
         return _queued(operation)
+
+    def _plan(self, lookup: Lookup, device: MatchResult, mode: LoadMode) -> LoadPlan | None:
+        """What the longest load brings that there is room for; None for none.
+
+        Mutates: splits, where the load ends inside what the device has of full attention.
+        """
+        tree, key, start = self._tree, lookup.key, device.device_prefix_len
+        page_size, num_pages = tree.page_size, lookup.num_pages
+        holdings = PrefixHoldings(full_len=start, last_node=device.last_device_node)
+        if device.full_kv_hit_length > start:
+            holdings = tree.holdings(key)
+        held = held_pages(
+            holdings, tree.components, start=lookup.start, num_pages=num_pages, page_size=page_size
+        )
+        stop = self._longest(lookup, (holdings.full_len - lookup.start) // page_size, mode)
+        end = lookup.start + stop * page_size
+        if end <= start:
+            return None
+        missing = missing_pages(
+            held,
+            skipped=(start - lookup.start) // page_size,
+            stop=stop,
+            window_pages=-(-tree.sliding_window // page_size),
+        )
+        if end < holdings.full_len:
+            # A load ends at the end of a node.
+            holdings = tree.holdings(attrs.evolve(key, token_ids=key.token_ids[:end]))
+        windows = missing.get(ComponentType.SWA, PageBits.none(num_pages))
+        return LoadPlan(
+            start=start,
+            full_start=holdings.full_len,
+            end=end,
+            node_id=holdings.last_node,
+            missing=missing,
+            late_windows=tuple(
+                (lookup.start + first * page_size, lookup.start + last * page_size)
+                for first, last in (windows & held[ComponentType.FULL]).runs()
+            ),
+        )
+
+    def _longest(self, lookup: Lookup, full_pages: int, mode: LoadMode) -> int:
+        """Pages of the lookup up to the end of the longest load that there is room for.
+
+        Args:
+            lookup: What is restorable.
+            full_pages: Pages of it of which the device has full attention.
+            mode: Of the load.
+        """
+        if mode is LoadMode.STAGED:
+            room = self._room.tokens_left()
+            if room is None:
+                return 0
+            return lookup.longest(full_pages + room // self._tree.page_size)
+        if len(self._operations.running_loads()) == self._settings.max_operations:
+            return 0
+        return lookup.longest(lookup.num_pages)
 
     def _wait_for_room(self, request_id: RequestId) -> LoadBack:
         """Staged loads hold all that they may: wait for the oldest of them, else compute."""
@@ -261,13 +335,15 @@ class Loads:
     def retire(self, operation: LoadOperation) -> None:
         """It is over: what it took of the room is others'."""
         if operation.mode is LoadMode.STAGED:
-            self._room.give_back(operation.end - operation.start)
+            self._room.give_back(operation.slots)
 
     def give_back(self, operation: LoadOperation) -> None:
         """No rank touches its slots: those that the tree did not take go back."""
         if operation.verdict is Verdict.DONE:
             for action in operation.surplus:
                 self._slots.retire_action(action)
+            for windows in operation.surplus_windows:
+                self._slots.retire_swa(windows)
         else:
             self._transfers.abort(operation.transfers, None, operation.end)
 

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from radixlink_contracts import PageBits
+import attrs
+
+from radixlink_contracts import PageBits, PoolName
 from radixlink_linker._runtime import give_way
 from radixlink_linker._settings import WORD_BITS
 
@@ -18,8 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from radixlink_contracts import (
+        MatchResult,
         PageKeySource,
-        PoolName,
         PoolTransfer,
         PoolTransferResult,
         RadixKey,
@@ -39,6 +41,7 @@ class Lookup:
         start: int,
         keys: PageKeySource,
         deadline: float,
+        held: Mapping[PoolName, PageBits] | None = None,
     ) -> None:
         """Ask about all whole pages of `key[start:]`.
 
@@ -48,12 +51,15 @@ class Lookup:
             start: Token where the device prefix ended.
             keys: The pages' keys.
             deadline: This rank's own moment to give up.
+            held: Which of these pages the device holds of each pool: replicated. No store is asked
+                for them.
         """
         self.request_id = request_id
         self.key = key
         self.start = start
         self.keys = keys
         self.deadline = deadline
+        self.held = held or {}
         #: What was asked, and which of its pages this rank's store has of each pool, where its
         #: linker tells: for explanations. Written before `answer`.
         self.asked: tuple[PoolTransfer, ...] = ()
@@ -74,6 +80,11 @@ class Lookup:
     def num_pages(self) -> int:
         """Pages asked about."""
         return len(self.keys)
+
+    def held_of(self, pool: PoolName) -> PageBits:
+        """Which of the pages the device held of a pool when this was asked; a sidecar goes with KV."""
+        held = self.held.get(pool, self.held.get(PoolName.KV))
+        return PageBits.none(self.num_pages) if held is None else held
 
     @property
     def num_words(self) -> int:
@@ -111,7 +122,7 @@ class Lookup:
         except Exception as error:  # noqa: BLE001 -- whatever a component raises is this rank's miss
             self.fail(repr(error))
             return None
-        return transfers
+        return [attrs.evolve(one, held=self.held.get(one.name)) for one in transfers]
 
     def told(self, transfers: Sequence[PoolTransfer], result: PoolTransferResult) -> None:
         """Take in what this rank's linker said of some transfers. Thread: any, once."""
@@ -141,7 +152,7 @@ class Lookup:
         for transfer in self.asked:
             if transfer.name is pool:
                 return transfer.restorable(found)
-        return PageBits((1 << found.leading) - 1, len(found))
+        return PageBits((1 << (found | self.held_of(pool)).leading) - 1, len(found))
 
     def settle(self, now: float) -> bool:
         """Read this rank's own state once, for one frame.
@@ -177,3 +188,10 @@ class Lookup:
     def longest(self, at_most: int) -> int:
         """The longest agreed length of at most `at_most` pages; 0 for none."""
         return (self._agreed_mask & ((1 << max(0, at_most)) - 1)).bit_length()
+
+
+def is_shorter(device: MatchResult, lookup: Lookup, page_size: int) -> bool:
+    """True when the device has less of the prefix, or of full attention, than the lookup went by."""
+    start = device.device_prefix_len
+    full_len = lookup.start + lookup.held_of(PoolName.KV).leading * page_size
+    return start < lookup.start or max(start, device.full_kv_hit_length) < full_len

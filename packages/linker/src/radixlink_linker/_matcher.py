@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from radixlink_contracts import ExternalMatch, HitCause, MatchResult
+from radixlink_linker._lookup import is_shorter
 
 if TYPE_CHECKING:
     from radixlink_contracts import (
@@ -113,7 +114,7 @@ class ExternalMatcher:
             return HitCause.LOAD_FAILED, None
         if not request.answered:
             return HitCause.ASKED, None
-        if start < request.lookup.start:
+        if is_shorter(device, request.lookup, self._tree.page_size):
             return HitCause.PREFIX_SHRANK, None
         if self._hit_end(request.lookup) <= start:
             return HitCause.NOT_STORED, None

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
         RequestKV,
     )
     from radixlink_contracts.actions import CacheAction
+    from radixlink_linker._load_plan import LoadPlan
 
 
 class Verdict(enum.Enum):
@@ -167,22 +168,20 @@ class LoadOperation(LockingOperation):
         request: RequestKV,
         mode: LoadMode,
         key: RadixKey,
-        start: int,
-        end: int,
+        plan: LoadPlan,
         transfers: tuple[PoolTransfer, ...],
     ) -> None:
-        """A load of tokens [start, end) of a key.
+        """A load of what the device lacks of a part of a key.
 
         Args:
             op: Its id.
-            receipt: The lock on the device prefix [0, start).
+            receipt: The lock on what the device has of full attention.
             deadline: This rank's own moment to give it up.
             request: Whom it is for.
             mode: How its request meets it.
             key: The request's sequence.
-            start: Token where the device prefix ends.
-            end: Token behind the last page that is loaded.
-            transfers: One for each component, in the components' order.
+            plan: Which part, and what of it.
+            transfers: One for each component that it brings something of, in the components' order.
         """
         super().__init__(op, receipt, deadline, transfers)
         #: None once the request is gone.
@@ -191,8 +190,9 @@ class LoadOperation(LockingOperation):
         self.running: RequestKV | None = request if mode is LoadMode.LAYER_WISE else None
         self.mode = mode
         self.key = key
-        self.start = start
-        self.end = end
+        self.plan = plan
+        self.start = plan.start
+        self.end = plan.end
         #: True until the engine's start call: a replicated fact.
         self.queued = True
         #: Taken back before it was started, so that it says nothing about its pages: replicated.
@@ -202,24 +202,38 @@ class LoadOperation(LockingOperation):
         self.waiters: list[RequestId] = []
         #: What COMMIT has to free, held until every rank is quiesced.
         self.surplus: list[CacheAction] = []
+        #: And window slots that stand beside none, likewise.
+        self.surplus_windows: list[torch.Tensor] = []
 
     @property
-    def full_slots(self) -> torch.Tensor:
-        """Its slots of full attention. Shape: (tokens of the load,) int64."""
-        slots = self.transfers[0].device_indices
-        assert slots is not None, "a load has slots"
-        return slots
+    def lends(self) -> bool:
+        """True where its request runs on slots of the tree that no lock of the request's own keeps."""
+        return self.mode is LoadMode.LAYER_WISE and self.plan.start < self.plan.full_start
+
+    def slots_of(self, pool: PoolName) -> torch.Tensor | None:
+        """Its slots of a pool; None where it brings nothing of that.
+
+        Shape: (tokens that it brings,) int64; (1,) for a state.
+        """
+        for transfer in self.transfers:
+            if transfer.name is pool:
+                return transfer.device_indices
+        return None
 
     def covers(self, key: RadixKey, start: int, page_size: int) -> bool:
-        """True when this load brings the page at token `start` of a key.
+        """True when this load brings what a key lacks from token `start` on, or a part behind that.
+
+        The latter is of a device prefix that became shorter since: the lock of a load keeps what its
+        end needs, not all that its request matched.
 
         Cost: one comparison of a page, and of the prefix where that page is equal.
         """
-        if not self.start <= start < self.end or key.namespace != self.key.namespace:
+        first = max(start, self.start)
+        if first >= self.end or key.namespace != self.key.namespace:
             return False
         ours, theirs = self.key.token_ids, key.token_ids
-        stop = start + page_size
-        return ours[start:stop] == theirs[start:stop] and ours[:start] == theirs[:start]
+        stop = first + page_size
+        return ours[first:stop] == theirs[first:stop] and ours[:first] == theirs[:first]
 
 
 class OffloadOperation(LockingOperation):

@@ -152,7 +152,7 @@ class PoolStores:
     def restorable(self, lookups: Sequence[Sequence[PoolTransfer]]) -> list[PoolTransferResult]:
         """Which prefixes all stores together can restore, and what each pool has for them.
 
-        Each store is asked once for all lookups.
+        Each store is asked once for all lookups, of each pool only about pages that the device lacks.
 
         Args:
             lookups: The transfers of each, the one of KV with all pages.
@@ -165,9 +165,9 @@ class PoolStores:
         answers = iter(
             _ask_together(
                 [
-                    (self.store_of(pool), keys)
+                    (self.store_of(pool), _lacking(keys, transfer.held))
                     for keys, resolved in zip(keys_of, resolved_of, strict=True)
-                    for pool, _ in resolved
+                    for pool, transfer in resolved
                 ],
                 _contains,
             )
@@ -177,7 +177,7 @@ class PoolStores:
             lengths = PageBits.all(len(keys)) if resolved else PageBits.none(len(keys))
             found: dict[PoolName, PageBits] = {}
             for pool, transfer in resolved:
-                there = next(answers)
+                there = _spread(next(answers), transfer.held)
                 lengths &= transfer.restorable(there)
                 # A page of several objects is there when all of them are.
                 before = found.get(pool.name)
@@ -197,6 +197,24 @@ def _kv_keys(transfers: Sequence[PoolTransfer]) -> PageKeys:
             return transfer.keys.resolve(give_way)
     msg = f"lookup: expected at least one transfer, of KV, got {[transfer.name for transfer in transfers]}"
     raise ContractError(msg)
+
+
+def _lacking(keys: PageKeys, held: PageBits | None) -> PageKeys:
+    """The keys of those pages that the device lacks."""
+    if held is None:
+        return keys
+    return PageKeys(b"".join([keys.span(start, stop).data for start, stop in (~held).runs()]))
+
+
+def _spread(answer: PageBits, held: PageBits | None) -> PageBits:
+    """An answer about the pages that the device lacks, as one about all pages."""
+    if held is None:
+        return answer
+    mask, left = 0, answer.mask
+    for start, stop in (~held).runs():
+        mask |= (left & ((1 << (stop - start)) - 1)) << start
+        left >>= stop - start
+    return PageBits(mask, len(held))
 
 
 def _contains(store: PageStore, keys: PageKeys) -> PageBits:
@@ -224,6 +242,8 @@ def _ask_together(
     for places in places_of.values():
         store = questions[places[0]][0]
         keys = PageKeys(b"".join([questions[place][1].data for place in places]))
+        if not len(keys):
+            continue
         there = ask(store, keys)
         if len(there) != len(keys):
             msg = f"store: expected an answer for {len(keys)} pages, got {len(there)}"

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import attrs
 
-from radixlink_contracts import IncLockRefParams
+from radixlink_contracts import POOL_OF, IncLockRefParams
+from radixlink_linker._load_plan import held_pages
 from radixlink_linker._lookup import Lookup
 
 if TYPE_CHECKING:
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
         Namespace,
         NodeId,
         OperationId,
+        PageBits,
+        PoolName,
         RadixKey,
         ReceiptId,
         RequestId,
@@ -128,18 +131,32 @@ class RequestTable:
     # -- lookups -----------------------------------------------------------------------------------
 
     def ask(
-        self, key: RadixKey, request_id: RequestId, device: MatchResult, deadline: float
+        self,
+        key: RadixKey,
+        request_id: RequestId,
+        device: MatchResult,
+        deadline: float,
     ) -> Lookup:
-        """Open the question about what follows a device prefix; one that was open is dropped."""
+        """Open the question about what follows a device prefix; one that was open is dropped.
+
+        What the device holds behind that prefix, without all that a match needs, is not asked for.
+        """
         request = self.remember(request_id)
         self._forget_lookup(request)
         start = device.device_prefix_len
+        keys = self._tree.key_source(device.last_device_node, key, start)
+        held: dict[PoolName, PageBits] = {}
+        if device.full_kv_hit_length > start:
+            pages = held_pages(
+                self._tree.holdings(key),
+                self._tree.components,
+                start=start,
+                num_pages=len(keys),
+                page_size=self._tree.page_size,
+            )
+            held = {POOL_OF[kind]: bits for kind, bits in pages.items()}
         lookup = Lookup(
-            request_id=request_id,
-            key=key,
-            start=start,
-            keys=self._tree.key_source(device.last_device_node, key, start),
-            deadline=deadline,
+            request_id=request_id, key=key, start=start, keys=keys, deadline=deadline, held=held
         )
         request.num_tokens = len(key)
         request.device_end = device.last_device_node

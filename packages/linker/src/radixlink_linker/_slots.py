@@ -22,7 +22,13 @@ if TYPE_CHECKING:
 
     import torch
 
-    from radixlink_contracts import NodeId, SlotAllocator, StateAllocator, TreeCore
+    from radixlink_contracts import (
+        IncLockRefResult,
+        NodeId,
+        SlotAllocator,
+        StateAllocator,
+        TreeCore,
+    )
     from radixlink_contracts.actions import CacheAction
 
 
@@ -189,6 +195,15 @@ class DeviceSlots:
                 self.retire_action(action)
         return due
 
+    def pair(self, full_indices: torch.Tensor, swa_indices: torch.Tensor) -> None:
+        """Put window slots that came late beside full slots of the tree.
+
+        Shape: (n,) int64 both, whole pages.
+        """
+        pair = self._pair
+        assert pair is not None, "only a tree with windows has window slots"
+        pair.map_full_to_swa(full_indices, swa_indices)
+
     def free(self, indices: torch.Tensor) -> None:
         """Give full slots back, and window slots beside them, that nobody reads or writes any more.
 
@@ -227,6 +242,10 @@ class DeviceSlots:
             case _:
                 assert_never(action)
         self._retire(count, partial(self._apply_one, action))
+
+    def retire_lock(self, receipt: IncLockRefResult) -> None:
+        """Release a lock of the tree, once the batches launched so far are processed."""
+        self._retire(0, partial(self._tree.dec_lock_ref, receipt.to_dec_params()))
 
     def batch_launched(self) -> None:
         """One more batch may read the slots of now."""

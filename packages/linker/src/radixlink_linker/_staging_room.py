@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, assert_never
 
-from radixlink_contracts import ComponentType
+from radixlink_contracts import POOL_OF, ComponentType
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
-    from radixlink_contracts import TreeCore
+    from radixlink_contracts import PoolName, TreeCore
 
 
 class StagingRoom:
@@ -44,39 +44,38 @@ class StagingRoom:
         """What loads hold of each pool."""
         return tuple(self._held)
 
-    def tokens_left(self) -> int:
-        """Tokens of full attention that one more load may take; 0 where there is no other room."""
-        for held, cap, need in list(
-            zip(self._held, self._caps, self.needs(self._window), strict=True)
-        )[1:]:
-            if held and held + need > cap:
-                return 0
+    def tokens_left(self) -> int | None:
+        """Tokens of full attention that one more load may take, perhaps 0 beside a window or state.
+
+        Returns:
+            None where there is no room for a window or a state.
+        """
+        for kind, held, cap in zip(self._kinds, self._held, self._caps, strict=True):
+            if held and held + self._indivisible(kind) > cap:
+                return None
         return self._caps[0] - self._held[0]
 
-    def needs(self, num_tokens: int) -> tuple[int, ...]:
-        """What a load of so many tokens takes of each pool."""
-        return tuple(self._need(kind, num_tokens) for kind in self._kinds)
-
-    def _need(self, kind: ComponentType, num_tokens: int) -> int:
+    def _indivisible(self, kind: ComponentType) -> int:
+        """What a load may need of a pool at once."""
         match kind:
             case ComponentType.FULL:
-                return num_tokens
+                return 0
             case ComponentType.SWA:
-                return min(num_tokens, self._window)
+                return self._window
             case ComponentType.MAMBA:
                 return 1
             case _:
                 assert_never(kind)
 
-    def take(self, num_tokens: int) -> None:
-        """A load of so many tokens begins."""
-        for place, need in enumerate(self.needs(num_tokens)):
-            self._held[place] += need
+    def take(self, slots: Mapping[PoolName, int]) -> None:
+        """A load of so many slots of each pool begins."""
+        for place, kind in enumerate(self._kinds):
+            self._held[place] += slots.get(POOL_OF[kind], 0)
 
-    def give_back(self, num_tokens: int) -> None:
+    def give_back(self, slots: Mapping[PoolName, int]) -> None:
         """It is over."""
-        for place, need in enumerate(self.needs(num_tokens)):
-            self._held[place] -= need
+        for place, kind in enumerate(self._kinds):
+            self._held[place] -= slots.get(POOL_OF[kind], 0)
 
     def clear(self) -> None:
         """All are over."""

@@ -395,6 +395,10 @@ class UnifiedCacheLinkerWrapper:
         """Give back slots and lock."""
         if isinstance(operation, LoadOperation):
             self._loads.give_back(operation)
+            if operation.lends:
+                # The batch of its request may read what only this lock keeps.
+                self._slots.retire_lock(operation.receipt)
+                return
         if isinstance(operation, LockingOperation):
             self._tree.dec_lock_ref(operation.receipt.to_dec_params())
 

@@ -204,4 +204,4 @@ def _physical(entry: DevicePoolEntry, transfer: PoolTransfer) -> PoolTransfer:
     policy = PoolHitPolicy.ALL_PAGES if of_kv else transfer.hit_policy
     if own is indices and entry.name is transfer.name and policy is transfer.hit_policy:
         return transfer
-    return PoolTransfer(name=entry.name, keys=transfer.keys, device_indices=own, hit_policy=policy)
+    return attrs.evolve(transfer, name=entry.name, device_indices=own, hit_policy=policy)

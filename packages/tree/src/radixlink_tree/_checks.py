@@ -68,6 +68,21 @@ def check_auxiliary(
                 f"insert: expected a floor of SWA in whole pages of {page_size} tokens, got {floor}"
             )
             raise ContractError(msg)
+    reached = 0
+    for first, last in params.late_windows:
+        if ComponentType.SWA not in components:
+            msg = (
+                f"insert: expected no late window in a tree without windows, got [{first}, {last})"
+            )
+            raise ContractError(msg)
+        in_order = reached <= first < last <= params.prev_prefix_len
+        if not in_order or first % page_size or last % page_size:
+            msg = (
+                f"insert: expected late windows in whole pages of {page_size} tokens, ascending and "
+                f"within the first {params.prev_prefix_len} tokens, got {params.late_windows}"
+            )
+            raise ContractError(msg)
+        reached = last
     slot = params.mamba_value
     if slot is None:
         return

@@ -27,6 +27,7 @@ from radixlink_contracts import (
     IncLockRefResult,
     InsertResult,
     MatchResult,
+    PrefixHoldings,
 )
 from radixlink_contracts.actions import (
     BackupKV,
@@ -41,7 +42,7 @@ from radixlink_tree._checks import check_auxiliary, check_insert, check_tokens
 from radixlink_tree._freed import Freed
 from radixlink_tree._hashing import TOKEN_BYTES, namespace_seed
 from radixlink_tree._node import Node, NodeView, chain_of
-from radixlink_tree._overlap import Fate, overlap, pieces
+from radixlink_tree._overlap import Fate, LateStretch, late_stretches, overlap, pieces
 from radixlink_tree._policies import (
     new_standing,
     note_insert,
@@ -158,13 +159,38 @@ class UnifiedTreeCore(RadixStructure):
             branching_len=branching_len,
         )
 
+    def holdings(self, key: RadixKey) -> PrefixHoldings:
+        """Say what of a sequence is held piece by piece; see `LinkedTreeCore.holdings`."""
+        end, end_byte = self._walk(key, key.token_ids.tobytes())
+        windows: list[tuple[int, int]] = []
+        states: list[int] = []
+        node, at = end, end_byte // TOKEN_BYTES
+        while node.parent is not None:
+            if node.mamba_slot is not None:
+                states.append(at)
+            start = at - node.num_tokens
+            if node.has_swa:
+                stop = windows.pop()[1] if windows and windows[-1][0] == at else at
+                windows.append((start, stop))
+            node, at = node.parent, start
+        return PrefixHoldings(
+            full_len=end_byte // TOKEN_BYTES,
+            last_node=end.node_id,
+            windows=tuple(reversed(windows)),
+            states=tuple(reversed(states)),
+        )
+
     def insert(self, params: InsertParams) -> InsertResult:
         """Add a sequence; see `TreeCore.insert`."""
         key, value = params.key, params.value
         total = len(key.token_ids)
         total -= total % self._page_size
         check_insert(params, total, self._page_size)
-        if params.component_evicted_seqlens or params.mamba_value is not None:
+        if (
+            params.component_evicted_seqlens
+            or params.mamba_value is not None
+            or params.late_windows
+        ):
             check_auxiliary(params, total, self._page_size, self.components)
         prev_prefix_len = params.prev_prefix_len
         tokens = key.token_ids.tobytes()
@@ -178,8 +204,11 @@ class UnifiedTreeCore(RadixStructure):
             raise ContractError(msg)
         if prefix_len < total:
             check_tokens(tokens, end, total * TOKEN_BYTES)
+        late = late_stretches(node, prefix_len, params.late_windows)
         actions: list[CacheAction] = []
         adopted = AdoptedRanges() if params.track_adopted_ranges else None
+        for stretch in late:
+            self._come_late(stretch, adopted)
         floor = params.component_evicted_seqlens.get(ComponentType.SWA, 0)
         if prefix_len > prev_prefix_len:
             if self._windows is None:
@@ -255,6 +284,18 @@ class UnifiedTreeCore(RadixStructure):
                             adopted.record(ComponentType.FULL, start, stop)
                 case _:
                     assert_never(stretch.fate)
+
+    def _come_late(self, stretch: LateStretch, adopted: AdoptedRanges | None) -> None:
+        """A tombstone gets the window back that has come beside its own full slots."""
+        assert self._windows is not None, "only a tree with windows has tombstones"
+        node = stretch.node
+        surplus = node.num_tokens - (stretch.stop - stretch.start)
+        if surplus:
+            self._split(node, surplus * TOKEN_BYTES)
+        self._windows.gain(node)
+        self._note(node.node_id, SWA_CAME)
+        if adopted is not None:
+            adopted.record(ComponentType.SWA, stretch.start, stretch.stop)
 
     def _leaves(
         self, start: int, stop: int, floor: int, prompt_len: int

@@ -231,13 +231,10 @@ class Offloads:
             marks = node.mark()
             if not restored:
                 marks.hit_count += at > params.inserted_len
-            elif marks.pending is None and start >= params.prev_prefix_len:
-                # The load brought the full pages, the window above the floor, the state at the end.
-                brought = FULL_BIT if start < floor else FULL_BIT | SWA_BIT
-                if node is end and params.mamba_value is not None:
-                    brought |= MAMBA_BIT
-                held = node.held
-                marks.used_in_store(brought & held, held, tick)
+            elif marks.pending is None:
+                brought = _brought(params, start, floor, at_end=node is end) & node.held
+                if brought:
+                    marks.used_in_store(brought, node.held, tick)
             # What came to a node since its offload began is due for itself, behind that.
             lacking = node.held & ~(marks.stored | marks.pending_bits)
             if lacking and tick < marks.retry_at:
@@ -251,3 +248,19 @@ class Offloads:
         due.reverse()
         hot.reverse()
         return tuple(due), tuple(hot)
+
+
+def _brought(params: InsertParams, start: int, floor: int, *, at_end: bool) -> int:
+    """What a load brought of the node that begins at a token, a bit each component.
+
+    That is the full pages that the tree lacked and the window above the floor; windows that came to
+    nodes that were there; and the state at the end.
+    """
+    brought = 0
+    if start >= params.prev_prefix_len:
+        brought = FULL_BIT if start < floor else FULL_BIT | SWA_BIT
+    elif any(first <= start < last for first, last in params.late_windows):
+        brought = SWA_BIT
+    if at_end and params.mamba_value is not None:
+        brought |= MAMBA_BIT
+    return brought

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 
 import attrs
 
+from radixlink_contracts.errors import ContractError
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
@@ -89,6 +91,54 @@ def _of_node(node: Node, first: int, last: int, floor: int) -> Iterator[Stretch]
         yield Stretch(fate=Fate.DUPLICATE, start=floor, stop=last)
     else:
         yield Stretch(fate=Fate.RECOVERS, start=floor, stop=last, node=node)
+
+
+@attrs.frozen(kw_only=True)
+class LateStretch:
+    """A tombstone, or the lower part of one, whose window has come back.
+
+    Attributes:
+        node: The tombstone.
+        start: First token; inside the node where its upper part stays without.
+        stop: Token behind the node's last.
+    """
+
+    node: Node
+    start: int
+    stop: int
+
+
+def late_stretches(end: Node, stop: int, ranges: tuple[tuple[int, int], ...]) -> list[LateStretch]:
+    """Say which tombstones on a path get their window back beside their own full slots.
+
+    Args:
+        end: The node at whose end `stop` is.
+        stop: Token where what was there before ends.
+        ranges: Tokens with a window that came late, ascending.
+
+    Raises:
+        ContractError: A range is not made of tombstones up to the end of one.
+
+    Cost: O(nodes behind the first token of the ranges).
+    """
+    stretches: list[LateStretch] = []
+    node, at = end, stop
+    for first, last in reversed(ranges):
+        while at > last and node.parent is not None:
+            node, at = node.parent, at - node.num_tokens
+        reached = last
+        while reached > first and at == reached and not node.has_swa and node.parent is not None:
+            start = max(first, at - node.num_tokens)
+            stretches.append(LateStretch(node=node, start=start, stop=at))
+            node, at = node.parent, at - node.num_tokens
+            reached = start
+        if reached > first:
+            msg = (
+                f"insert: expected tombstones for the late window of tokens {first} to {last}, "
+                f"up to the end of one, got none that ends at {reached}"
+            )
+            raise ContractError(msg)
+    return stretches
 
 
 def pieces(start: int, stop: int, cuts: Iterable[int]) -> list[tuple[int, int]]:

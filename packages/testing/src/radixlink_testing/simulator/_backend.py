@@ -330,11 +330,12 @@ class SimulatedLinker(UnifiedCacheLinker, TouchingLinker, BatchingLinker):
         return PoolTransferResult(restorable_prefix_pages=bits)
 
     def _restorable(self, keys: PageKeys, transfers: Sequence[PoolTransfer]) -> int:
-        """Bit L - 1 is set where every pool has what a prefix of L pages needs."""
-        there = {
-            transfer.name: self._watch.shelf.found(transfer.name, list(keys))
-            for transfer in transfers
-        }
+        """Bit L - 1 is set where every pool, or the device, has what a prefix of L pages needs."""
+        there: dict[PoolName, list[bool]] = {}
+        for transfer in transfers:
+            found = self._watch.shelf.found(transfer.name, list(keys))
+            held = () if transfer.held is None else transfer.held
+            there[transfer.name] = [one or page in held for page, one in enumerate(found)]
         trails = {
             transfer.name: len(transfer.keys)
             for transfer in transfers

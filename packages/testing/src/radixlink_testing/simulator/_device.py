@@ -121,13 +121,16 @@ class Device:
         """
         size = self._page_size
         total, before = result.total_len // size, params.prev_prefix_len // size
-        pages = pages_of(params.value[: total * size], size)[before:]
+        whole = pages_of(params.value[: total * size], size)
+        pages = whole[before:]
         marks = marks_of(params.key, size)[:total]
-        loads = {
-            hold.operation
-            for hold in map(self.full.holds.__getitem__, pages)
-            if hold.holder is Holder.LOAD and hold.operation is not None
-        }
+        late = [
+            (window, marks[place])
+            for first, last in params.late_windows
+            for place in range(first // size, last // size)
+            for window in self.windows_of((whole[place],))
+        ]
+        loads = self._loads_of(pages, [window for window, _ in late], params.mamba_value)
         gone, moved = self._not_taken(result.cache_actions)
         for page, mark in zip(pages, marks[before:], strict=True):
             windows = self.windows_of((page,))
@@ -140,6 +143,8 @@ class Device:
                     self.pools[PoolName.SWA].unadopted(window)
                 else:
                     self.pools[PoolName.SWA].adopted(window, mark)
+        for window, mark in late:
+            self.pools[PoolName.SWA].adopted(window, mark)
         # Full pages in whose place the tree took these, with their windows.
         committed = next(iter(loads), None)
         replaced = gone.difference(pages)
@@ -156,6 +161,27 @@ class Device:
                 for slot in action.slots:
                     self.pools[PoolName.MAMBA].left_tree(slot, committed)
         return loads
+
+    def left_over(self, operation: OperationId) -> None:
+        """A load is published: the windows that it still has the tree has of others."""
+        if PoolName.SWA in self.pools:
+            self.pools[PoolName.SWA].left_over(operation)
+
+    def _loads_of(
+        self, full: Iterable[int], windows: Iterable[int], state: int | None
+    ) -> set[OperationId]:
+        """The loads that these pages and this state are of."""
+        parts = {
+            PoolName.KV: full,
+            PoolName.SWA: windows,
+            PoolName.MAMBA: () if state is None else (state,),
+        }
+        return {
+            hold.operation
+            for pool, pages in parts.items()
+            for hold in (self.pools[pool].holds[page] for page in pages)
+            if hold.holder is Holder.LOAD and hold.operation is not None
+        }
 
     def _not_taken(self, actions: Iterable[CacheAction]) -> tuple[set[int], set[int]]:
         """The full pages that an insert gives up, and those whose windows it keeps."""

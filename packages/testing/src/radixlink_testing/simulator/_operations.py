@@ -87,6 +87,7 @@ class Operation:
         layer_wise: True for a load that a forward waits for, layer by layer.
         parts: Its pages, by pool, full attention first where it is there.
         request: Whom a load is for.
+        first: The first page that the device prefix of a load's request lacks something of.
         end: The page behind the last that a load brings.
         shares: By rank.
         started: The engine's start call came.
@@ -103,6 +104,7 @@ class Operation:
     layer_wise: bool
     parts: Parts
     request: str
+    first: bytes
     end: int
     shares: dict[int, Share] = attrs.field(factory=dict)
     started: bool = False
@@ -113,9 +115,9 @@ class Operation:
     settled: bool = False
 
     @property
-    def marks(self) -> tuple[bytes, ...]:
-        """The pages of its first part: a load's of full attention."""
-        return self.parts[0][1]
+    def marks(self) -> set[tuple[PoolName, bytes]]:
+        """Its pages, each with its pool."""
+        return marks_in(self.parts)
 
     @property
     def undecided(self) -> bool:
@@ -146,7 +148,7 @@ class Operations:
         self.live: dict[OperationId, Operation] = {}
         #: Those that are over for the code under test, while a backend still says something.
         self._past: dict[OperationId, Operation] = {}
-        #: Pages of loads that failed, and the step until which they count as missing.
+        #: The first pages of loads that failed, and the step until which they count as missing.
         self.missing: dict[bytes, int] = {}
         #: Touches that were begun, in the whole history.
         self.num_touches = 0
@@ -166,6 +168,7 @@ class Operations:
         touch: bool = False,
         layer_wise: bool = False,
         request: str = "",
+        first: bytes = b"",
         end: int = 0,
     ) -> Share:
         """One rank's backend was handed an operation."""
@@ -182,6 +185,7 @@ class Operations:
                 layer_wise=layer_wise,
                 parts=parts,
                 request=request,
+                first=first,
                 end=end,
             )
             self.live[ticket.op] = operation
@@ -218,6 +222,16 @@ class Operations:
             return
         operation.shares[rank].landed = True
         self._judge_done(rank, operation)
+
+    def being_published(self, rank: int, end: int) -> set[OperationId]:
+        """The load up to a page that a rank was just told the verdict of: the oldest not taken for done."""
+        for op, operation in self.live.items():
+            share = operation.shares.get(rank)
+            if share is not None and operation.load and operation.end == end:
+                decided = share.ticket.decided and share.verdict is Verdict.PENDING
+                if decided and not share.landed:
+                    return {op}
+        return set()
 
     def _judge_done(self, rank: int, operation: Operation) -> None:
         """Done needs every rank's done, and the first that a rank said counts."""
@@ -304,7 +318,7 @@ class Operations:
         if operation.decided_step is None and (operation.settled or not operation.undecided):
             operation.decided_step = step
             if operation.load and Verdict.FAILED in verdicts and not operation.cancelled:
-                self.missing[operation.marks[0]] = step + settings.miss_steps
+                self.missing[operation.first] = step + settings.miss_steps
 
     def _judge_pending(self, operation: Operation) -> None:
         """Pending needs that no rank has failed: a failure is agreed in the next frame."""
@@ -363,6 +377,11 @@ class Operations:
     def undecided_loads(self) -> Iterator[Operation]:
         """Loads whose verdict is open."""
         return (one for one in self.live.values() if one.load and one.undecided)
+
+
+def marks_in(parts: Parts) -> set[tuple[PoolName, bytes]]:
+    """The pages of an operation, each with its pool."""
+    return {(pool, mark) for pool, marks in parts for mark in marks}
 
 
 def _has_failed(share: Share) -> bool:

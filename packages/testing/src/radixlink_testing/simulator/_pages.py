@@ -180,6 +180,12 @@ class DevicePages:
         if hold.holder is not Holder.TREE:
             self._give(page, Hold(Holder.UNADOPTED, hold.operation))
 
+    def left_over(self, operation: OperationId) -> None:
+        """What a load still has when it is published, the tree has of others, for the load to free."""
+        for page, hold in enumerate(self.holds):
+            if hold.holder is Holder.LOAD and hold.operation == operation:
+                self._give(page, Hold(Holder.UNADOPTED, operation))
+
     def left_tree(self, page: int, operation: OperationId | None = None) -> None:
         """The tree gave it up, to a load that has to free it where there was one."""
         if self.holds[page].holder is not Holder.TREE:

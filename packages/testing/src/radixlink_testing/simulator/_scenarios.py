@@ -77,6 +77,10 @@ def scenarios() -> tuple[Scenario, ...]:
         _head_tombstoned_before_load(),
         _state_at_its_boundary(),
         _state_that_comes_later(),
+        _window_alone(),
+        _window_that_another_brings(),
+        _state_alone(),
+        _layers_behind_lent_pages(),
         _abort_while_another_waits(),
         _refused_offload(),
         _touch_of_a_lost_window(),
@@ -327,6 +331,84 @@ def _state_that_comes_later() -> Scenario:
     )
 
 
+def _window_alone() -> Scenario:
+    """The full pages stayed, their windows went: the load brings two window pages and nothing else."""
+    return _scenario(
+        "windows evicted alone come back to the pages that stayed",
+        [
+            *_on_device("abcd"),
+            *_on_device("abcdab"),
+            _tick([Evict(0, num_windows=1000)]),
+            *_asked(Arrive(name="r", pages="abcd")),
+            *_busy(4),
+        ],
+        tells=("r matches 0 tokens, HIT 8", "r: LoadWaiting", "landed ['r']", "r matches 8"),
+        shape=attrs.evolve(_SHAPE, window=4),
+    )
+
+
+def _window_that_another_brings() -> Scenario:
+    """While windows are loaded alone, another request has computed those tokens, windows and all."""
+    return _scenario(
+        "windows that another request brings while they are loaded",
+        [
+            *_on_device("abcd"),
+            *_on_device("abcdab"),
+            _tick([Evict(0, num_windows=1000)]),
+            _tick(
+                [Strike(0, Fault.LOOKUP_RAISES), Arrive(name="twin", pages="abcd")],
+                work=_everywhere(Point.AFTER_LAUNCH),
+            ),
+            _tick([Arrive(name="r", pages="abcd")], work=_everywhere(Point.AFTER_LAUNCH)),
+            _tick(overlap=9),
+            _tick(overlap=9),
+            _tick(overlap=9),
+            _tick(overlap=0),
+            *_busy(4),
+        ],
+        tells=("launches ['twin']", "r: LoadWaiting", "landed ['r']", "r matches 8"),
+        shape=attrs.evolve(_SHAPE, window=4),
+    )
+
+
+def _state_alone() -> Scenario:
+    """The pages stayed, the state at their end went: the load brings that state and nothing else."""
+    return _scenario(
+        "a state evicted alone comes back to the node that stayed",
+        [
+            *_on_device("abcd"),
+            *_on_device("abcdab"),
+            _tick([Evict(0, num_states=1)]),
+            *_asked(Arrive(name="r", pages="abcd")),
+            *_busy(4),
+        ],
+        tells=("r matches 0 tokens, HIT 8", "r: LoadWaiting", "landed ['r']", "r matches 8"),
+        shape=attrs.evolve(_SHAPE, num_states=12),
+    )
+
+
+def _layers_behind_lent_pages() -> Scenario:
+    """A forward waits for layers behind full pages that are the tree's; the load fails, and they go."""
+    return _scenario(
+        "pages that a forward reads under the lock of a load that fails",
+        [
+            *_stored("abcd"),
+            *_on_device("ab"),
+            *_on_device("abd"),
+            _tick([Evict(0, num_windows=1000)]),
+            _tick([Strike(1, Fault.LOAD_FAILS, 0)]),
+            *_admitted(
+                Arrive(name="r", pages="abcd", tail=1, layer_wise=True),
+                work=_quanta(0, 30, Point.AFTER_LAUNCH) + _quanta(1, 30, Point.AFTER_LAUNCH),
+            ),
+            _tick([Evict(1000)], overlap=9),
+            *_busy(4),
+        ],
+        tells=("r matches 0 tokens, HIT 8", "r: LoadAdmitted", "failed ['r']", "r is run again"),
+        shape=attrs.evolve(_SHAPE, window=2, layer_wise=True),
+    )
+
+
 def _store_given_up() -> Scenario:
     """A rank never lets go of more slots than may be written off: all ranks go on without a store."""
     return _scenario(
@@ -519,7 +601,7 @@ def _stored(pages: str) -> list[Tick]:
 
 def _on_device(pages: str) -> list[Tick]:
     """A prefix is on the device too."""
-    return [_tick([Arrive(name="head", pages=pages)]), *_busy(6)]
+    return [_tick([Arrive(name=f"head {pages}", pages=pages)]), *_busy(6)]
 
 
 def _admitted(*arrivals: Arrive, work: tuple[Work, ...]) -> list[Tick]:

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Final
 import attrs
 from typing_extensions import override
 
-from radixlink_contracts import LoadMode, PoolName
+from radixlink_contracts import InsertOrigin, LoadMode, PoolName
 from radixlink_testing.allocators import SlotObserver
 from radixlink_testing.simulator._device import pages_of
 from radixlink_testing.simulator._faults import Fault
+from radixlink_testing.simulator._operations import marks_in
 from radixlink_testing.simulator._pages import Holder
 from radixlink_testing.simulator._rules import Rule
 from radixlink_testing.simulator._shelf import Shelf
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
     from radixlink_linker import LinkerSettings
     from radixlink_testing.simulator._device import Device
     from radixlink_testing.simulator._group import SimulatedClock
-    from radixlink_testing.simulator._operations import Operations, Share
+    from radixlink_testing.simulator._operations import Operations, Parts, Share
     from radixlink_testing.simulator._rules import Referee
 
 #: An allocation, among the locks of a call.
@@ -131,6 +132,12 @@ class Watch(SlotObserver):
         self.wanted: Wanted | None = None
         #: Within the engine's call: where each lock ended, in pages, and each allocation.
         self._within: list[int] = []
+        #: And what the device had of its request: pages of the prefix, pages of full attention, and
+        #: which pages the lock protects as a window without there being one.
+        self.prefix_pages = self.full_pages = 0
+        self._bare: list[int] = []
+        #: Pages of a window; 0 without.
+        self.window_pages = 0
         #: What the store answered for a request, whenever it was asked.
         self.answers: dict[str, list[PageBits]] = {}
         #: How often a request was staged.
@@ -220,17 +227,27 @@ class Watch(SlotObserver):
             self.breach(Rule.LOAD_BACK, f"load {ticket.op} is queued within {self.acting}")
             wanted = Wanted(name="nobody", marks=(), promised=0)
         start = self._locked_end(ticket)
-        num_pages = len(self.pages_of(transfers[0]))
-        end = start + num_pages
-        self._check_range(ticket, wanted, start, num_pages)
+        brought = {transfer.name: self.pages_of(transfer) for transfer in transfers}
+        end = start + len(brought.get(PoolName.KV, ()))
+        self._check_range(ticket, wanted, start, end)
+        lacking = self._lacking(start, end)
         parts: list[tuple[PoolName, tuple[bytes, ...]]] = []
-        for transfer in transfers:
-            pages = self.pages_of(transfer)
-            marks = list(wanted.marks[end - len(pages) : end])
-            marks += [b""] * (len(pages) - len(marks))
-            self.device.pools[transfer.name].staged(ticket.op, pages, marks)
-            parts.append((transfer.name, tuple(marks)))
-        self._check_alone(ticket, parts[0][1])
+        for pool, places in lacking.items():
+            pages = brought.get(pool, [])
+            # A state may be there already.
+            if len(places) != len(pages) and (pages or pool is not PoolName.MAMBA):
+                self.breach(
+                    Rule.LOAD_BACK,
+                    f"load {ticket.op} brings {len(pages)} pages of {pool}, and lacks {places}",
+                )
+            if not pages:
+                continue
+            marks = [wanted.marks[place] for place in places if place < len(wanted.marks)]
+            marks = [*marks, *[b""] * len(pages)][: len(pages)]
+            self.device.pools[pool].staged(ticket.op, pages, marks)
+            parts.append((pool, tuple(marks)))
+        first = b"" if self.prefix_pages >= len(wanted.marks) else wanted.marks[self.prefix_pages]
+        self._check_alone(ticket, tuple(parts), first)
         layer_wise = mode is LoadMode.LAYER_WISE
         share = self._operations.begin(
             self.rank,
@@ -240,6 +257,7 @@ class Watch(SlotObserver):
             layer_wise=layer_wise,
             parts=tuple(parts),
             request=wanted.name,
+            first=first,
             end=end,
         )
         if not layer_wise:
@@ -260,29 +278,51 @@ class Watch(SlotObserver):
             return 0
         return first
 
-    def _check_range(
-        self, ticket: OperationTicket, wanted: Wanted, start: int, num_pages: int
-    ) -> None:
-        """A load brings what a lookup of its request promised."""
+    def _lacking(self, start: int, end: int) -> dict[PoolName, list[int]]:
+        """Which pages a load up to a page has to bring of each pool.
+
+        Args:
+            start: Page where the device's part of full attention ends.
+            end: Page behind the last.
+        """
+        return {
+            PoolName.KV: list(range(start, end)),
+            PoolName.SWA: [
+                place
+                for place in (*self._bare, *range(start, end))
+                if end - self.window_pages <= place < end
+            ],
+            PoolName.MAMBA: [end - 1],
+        }
+
+    def _check_range(self, ticket: OperationTicket, wanted: Wanted, start: int, end: int) -> None:
+        """A load brings what a lookup of its request promised, and nothing that the device has."""
         answers = self.answers.get(wanted.name, [])
         asked = min((len(wanted.marks) - bits.count for bits in answers), default=0)
-        if not asked <= start < start + num_pages <= wanted.promised:
+        if not asked <= self.prefix_pages < end <= wanted.promised or start > end:
             self.breach(
                 Rule.LOAD_BACK,
-                f"load {ticket.op} brings pages {start} to {start + num_pages} of {wanted.name}, "
+                f"load {ticket.op} brings pages {self.prefix_pages} to {end} of {wanted.name}, "
                 f"which was promised {asked} to {wanted.promised}",
+            )
+        if start != min(self.full_pages, end):
+            self.breach(
+                Rule.LOAD_BACK,
+                f"load {ticket.op} brings full pages {start} to {end} of {wanted.name}, of which "
+                f"the device has {self.full_pages}",
             )
         if self.given_up:
             self.breach(Rule.ATTACH, f"load {ticket.op} is queued although the store was given up")
 
-    def _check_alone(self, ticket: OperationTicket, marks: Sequence[bytes]) -> None:
-        """No other load brings these pages, and none of them failed a moment ago."""
+    def _check_alone(self, ticket: OperationTicket, parts: Parts, first: bytes) -> None:
+        """No other load brings these pages, and the first has not failed a moment ago."""
+        marks = marks_in(parts)
         for other in self._operations.undecided_loads():
-            if other.op != ticket.op and not other.cancelled and set(other.marks) & set(marks):
+            if other.op != ticket.op and not other.cancelled and other.marks & marks:
                 self.breach(
                     Rule.ONE_LOAD, f"load {ticket.op} brings pages that load {other.op} brings"
                 )
-        if marks[0] in self._operations.missing:
+        if first in self._operations.missing:
             self.breach(Rule.ONE_LOAD, f"load {ticket.op} begins with a page that has just failed")
 
     def _check_cap(self, ticket: OperationTicket) -> None:
@@ -393,7 +433,12 @@ class Watch(SlotObserver):
 
     def inserted(self, params: InsertParams, result: InsertResult) -> None:
         """The tree took a sequence."""
-        for op in sorted(self.device.inserted(params, result)):
+        loads = self.device.inserted(params, result)
+        if not loads and params.origin is InsertOrigin.RESTORED:
+            # All that it brought somebody else has brought since.
+            loads = self._operations.being_published(self.rank, len(params.key) // self.page_size)
+        for op in sorted(loads):
+            self.device.left_over(op)
             self._operations.landed(self.rank, op)
             operation = self._operations.get(op)
             if operation is not None:
@@ -427,7 +472,15 @@ class Watch(SlotObserver):
             windows=frozenset(self.device.windows_of(window)),
             state=state,
         )
-        self._within.append(num_tokens // self.page_size)
+        num_pages = num_tokens // self.page_size
+        self._within.append(num_pages)
+        if self.acting == "init_load_back":
+            places = range(num_pages - len(window), num_pages)
+            self._bare = [
+                place
+                for place, page in zip(places, window, strict=True)
+                if not self.device.windows_of((page,))
+            ]
 
     def lock_reduced(self, old: IncLockRefResult, new: IncLockRefResult) -> None:
         """A lock protects full attention alone from now on."""

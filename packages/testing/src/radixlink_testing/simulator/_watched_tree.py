@@ -25,6 +25,8 @@ if TYPE_CHECKING:
         MatchResult,
         NodeId,
         OperationId,
+        PrefixHoldings,
+        RadixKey,
     )
     from radixlink_contracts.actions import CacheAction
     from radixlink_testing.simulator._watch import Watch
@@ -40,6 +42,7 @@ class WatchedTree(UnifiedTreeCore):
         """Be the tree of a rank."""
         super().__init__(page_size=page_size, sliding_window=window, states=states)
         self._watch = watch
+        watch.window_pages = self.sliding_window // page_size
         #: Something changed since whoever checks the tree's invariants set it back.
         self.changed = True
         #: Matches and inserts.
@@ -57,7 +60,18 @@ class WatchedTree(UnifiedTreeCore):
         before = self.mutation_digest
         result = super().match(params)
         self.changed |= not self._watch.attached or self.mutation_digest != before
+        if self._watch.acting == "init_load_back":
+            self._watch.prefix_pages = result.device_prefix_len // self.page_size
+            self._watch.full_pages = result.full_kv_hit_length // self.page_size
         return result
+
+    @override
+    def holdings(self, key: RadixKey) -> PrefixHoldings:
+        """Say what is held; a split is a change."""
+        before = self.mutation_digest
+        holdings = super().holdings(key)
+        self.changed |= not self._watch.attached or self.mutation_digest != before
+        return holdings
 
     @override
     def insert(self, params: InsertParams) -> InsertResult:
