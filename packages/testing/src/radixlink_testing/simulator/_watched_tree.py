@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         MatchResult,
         NodeId,
         OperationId,
+        TreeNodeView,
     )
     from radixlink_contracts.actions import CacheAction
     from radixlink_testing.simulator._watch import Watch
@@ -72,9 +73,11 @@ class WatchedTree(UnifiedTreeCore):
 
     def _check_locked(self) -> None:
         """What a receipt has is there."""
+        nodes: dict[NodeId, TreeNodeView] = {}
         for lock in self._watch.locks.values():
+            node_id = lock.receipt.node_id
             try:
-                node = self.node(lock.receipt.node_id)
+                node = nodes.get(node_id) or nodes.setdefault(node_id, self.node(node_id))
             except StaleHandleError:
                 self._watch.breach(
                     Rule.RECEIPTS, f"node {lock.receipt.node_id} was evicted while it was locked"
