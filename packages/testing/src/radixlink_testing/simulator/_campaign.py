@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
 #: Histories that a process does at a time.
 _CHUNK: Final = 25
-#: Objects that are made between two collections: those of a few histories.
-_ALLOCATIONS: Final = 100_000
 
 
 @attrs.frozen(kw_only=True)
@@ -91,45 +89,59 @@ def _parts(first: int, stop: int, processes: int) -> Iterator[_Part]:
     """All seeds, in chunks."""
     chunks = [(start, min(start + _CHUNK, stop)) for start in range(first, stop, _CHUNK)]
     if processes == 1:
-        for chunk in chunks:
-            yield _run_seeds(*chunk)
+        with _for_histories():
+            for chunk in chunks:
+                yield _run_seeds(*chunk)
         return
     # Spawned: torch has threads, which a fork would lose.
-    with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn")) as pool:
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(processes, spawn, initializer=_prepare) as pool:
         for future in as_completed([pool.submit(_run_seeds, *chunk) for chunk in chunks]):
             yield future.result()
 
 
-def _run_seeds(first: int, stop: int) -> _Part:
-    """Some seeds, in this process."""
+def _prepare() -> None:
+    """Have a process do nothing but histories.
+
+    Their garbage is collected between chunks: within one it is a few MiB, and torch's million objects
+    are none.
+    """
     # Tensors of a few numbers: more threads only wait for each other.
     torch.set_num_threads(1)
-    tally = Tally()
-    faulty = 0
-    broken: list[tuple[int, RuleBrokenError]] = []
-    with _few_collections():
-        for seed in range(first, stop):
-            plan = plan_of(seed)
-            result = run(plan)
-            tally += result.tally
-            faulty += plan.faulty
-            if result.broken is not None:
-                broken.append((seed, result.broken))
-    return _Part(histories=stop - first, faulty=faulty, tally=tally, broken=tuple(broken))
+    gc.collect()
+    gc.freeze()
+    gc.disable()
 
 
 @contextlib.contextmanager
-def _few_collections() -> Iterator[None]:
-    """Collect garbage seldom, and of histories alone: of torch's million objects none is any."""
-    thresholds = gc.get_threshold()
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(_ALLOCATIONS, *thresholds[1:])
+def _for_histories() -> Iterator[None]:
+    """`_prepare` for a while."""
+    collects, num_threads = gc.isenabled(), torch.get_num_threads()
+    _prepare()
     try:
         yield
     finally:
-        gc.set_threshold(*thresholds)
         gc.unfreeze()
+        torch.set_num_threads(num_threads)
+        if collects:
+            gc.enable()
+
+
+def _run_seeds(first: int, stop: int) -> _Part:
+    """Some seeds, in this process."""
+    tally = Tally()
+    faulty = 0
+    broken: list[tuple[int, RuleBrokenError]] = []
+    for seed in range(first, stop):
+        plan = plan_of(seed)
+        result = run(plan)
+        tally += result.tally
+        faulty += plan.faulty
+        if result.broken is not None:
+            broken.append((seed, result.broken))
+    # Ranks and their parts refer to each other.
+    gc.collect()
+    return _Part(histories=stop - first, faulty=faulty, tally=tally, broken=tuple(broken))
 
 
 def explain(plan: Plan, *, shorten: bool = True) -> str:

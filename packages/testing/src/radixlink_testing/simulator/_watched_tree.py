@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         OperationId,
         PrefixHoldings,
         RadixKey,
+        TreeNodeView,
     )
     from radixlink_contracts.actions import CacheAction
     from radixlink_testing.simulator._watch import Watch
@@ -95,9 +96,11 @@ class WatchedTree(UnifiedTreeCore):
 
     def _check_locked(self) -> None:
         """What a receipt has is there."""
+        nodes: dict[NodeId, TreeNodeView] = {}
         for lock in self._watch.locks.values():
+            node_id = lock.receipt.node_id
             try:
-                node = self.node(lock.receipt.node_id)
+                node = nodes.get(node_id) or nodes.setdefault(node_id, self.node(node_id))
             except StaleHandleError:
                 self._watch.breach(
                     Rule.RECEIPTS, f"node {lock.receipt.node_id} was evicted while it was locked"
