@@ -150,3 +150,28 @@ def test_a_load_marks_only_the_windows_stored_that_it_brought(
     assert replica.settle().num_offloads_stored == 1
     for rank in replica.ranks:
         assert all(node.stored for node in rank.nodes())
+
+
+@both_ranks
+@pytest.mark.parametrize("model", [FULL_SWA, FULL_MAMBA], ids=["swa", "mamba"])
+def test_a_load_brings_the_window_or_the_state_alone_where_the_pages_stayed(
+    make_replica: MakeReplica, model: Model, num_ranks: int
+) -> None:
+    """A forward behind it then finds the right bytes in all of its prefix."""
+    replica = make_replica(num_ranks, model=model, by_hand=True)
+    replica.compute(TOKENS)
+    replica.compute([*TOKENS, 91, 92])
+    replica.settle()
+    if model.window:
+        replica.evict_windows()
+    else:
+        replica.evict_states(1)
+    replica.queue("a", TOKENS)
+    expected = {PoolName.SWA: 4} if model.window else {PoolName.MAMBA: 1}
+    for rank in replica.ranks:
+        (load,) = rank.cache.holders().operations
+        assert load.slots == expected
+    replica.start()
+    assert replica.settle().landed == ("a",)
+    assert replica.match("a", TOKENS).device_prefix_len == len(TOKENS)
+    assert replica.compute([*TOKENS, 93, 94])
