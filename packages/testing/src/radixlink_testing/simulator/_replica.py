@@ -149,7 +149,7 @@ class Replica:
             first: Who begins.
             again: What a rank whose call has ended does while another waits for it; None for
                 nothing, so that the deadline passes.
-            apart: Ranks may meet more than once in the call, as they do when they differ.
+            apart: Ranks may meet more than once in the call, as they do to attach and when they differ.
         """
         alive = self.alive
         order = [alive[(first + place) % len(alive)] for place in range(len(alive))]
@@ -350,7 +350,7 @@ class Replica:
             rank.watch.attached = True
             rank.watch.step = 0
         outcomes = self.together(
-            "init_cache_linker", lambda rank: rank.cache.init_cache_linker(rank.backend)
+            "init_cache_linker", lambda rank: rank.cache.init_cache_linker(rank.backend), apart=True
         )
         for number, outcome in outcomes.items():
             if outcome.error is not None:
