@@ -63,10 +63,11 @@ def test_mpi_without_threads_is_refused(mpirun: Mpirun, monkeypatch: pytest.Monk
 @pytest.mark.open_mpi
 @pytest.mark.parametrize("killed", [2, 3])
 def test_those_that_are_left_go_on_without_a_killed_rank(
-    mpirun: Mpirun, monkeypatch: pytest.MonkeyPatch, killed: int
+    mpirun: Mpirun, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, killed: int
 ) -> None:
     monkeypatch.setenv(FAKE_NODES, "2")
-    job = mpirun(PROGRAMS / "store_nodes_survivor.py", RANKS, str(killed), ft=True)
+    program = PROGRAMS / "store_nodes_survivor.py"
+    job = mpirun(program, RANKS, str(killed), str(tmp_path), ft=True)
     expect_ok(job, sorted(set(range(RANKS)) - {killed}))
 
 

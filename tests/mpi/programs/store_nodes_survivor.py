@@ -1,14 +1,18 @@
-"""Four ranks on two nodes; one is killed, and the others go on. The argument is its rank.
+"""Four ranks on two nodes; one is killed, and the others go on. Arguments: its rank, a directory.
 
 Rank 2 leads its node: without it, that node's pages are its own. Those that are left say `ok`.
+With a dead rank `close` waits for nobody, and who asks a node that has closed finds nothing: so
+each holds a lock in the directory until it has read, and closes when it was given all of them.
 """
 
 from __future__ import annotations
 
+import fcntl
 import os
 import select
 import signal
 import sys
+from pathlib import Path
 from typing import Final
 
 import attrs
@@ -24,6 +28,7 @@ CONFIG: Final = StoreConfig(capacity_bytes=SUITE_CAPACITY_BYTES, timeout_s=20)
 NODES: Final = attrs.evolve(NodeSettings.from_environment(), answer_timeout_s=5)
 LEADERS: Final = (0, 2)
 KILLED: Final = int(sys.argv[1])
+READING: Final = [Path(sys.argv[2]) / f"rank {rank}" for rank in range(WORLD.size)]
 
 
 def main() -> None:
@@ -34,6 +39,8 @@ def main() -> None:
     keys = [page_keys(range(10), f"node {node}") for node in range(2)]
     if WORLD.rank in LEADERS:
         put_pages(store, keys[LEADERS.index(WORLD.rank)])
+    reading = READING[WORLD.rank].open("w")
+    fcntl.flock(reading, fcntl.LOCK_EX)
     killed = os.pidfd_open(WORLD.bcast(os.getpid(), KILLED))
     WORLD.Barrier()
     if WORLD.rank == KILLED:
@@ -50,6 +57,10 @@ def main() -> None:
     fresh = page_keys(range(5), f"rank {WORLD.rank}")
     assert put_pages(store, fresh) == PageBits.all(5)
     assert read_right(store, store.open(fresh, 0)) == PageBits.all(5)
+    reading.close()
+    for other_rank in READING:
+        with other_rank.open() as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH)
     factory.close()
     sys.stdout.write(f"ok {WORLD.rank}\n")
     sys.stdout.flush()
