@@ -311,8 +311,8 @@ class Model:
                     page.hits += end > inserted
                 elif idle and start >= params.matched:
                     page.stored |= {FULL, *[SWA] * (start >= params.floor)} & page.held
-            brought = restored and idle and start >= params.matched and params.state is not None
-            if brought and end == len(path):
+            # A state may be all that a load brings.
+            if restored and idle and params.state is not None and end == len(path):
                 run[-1].stored |= {MAMBA} & run[-1].held
             # What is on its way is not offered again; what came since is.
             lacks = any(page.held - page.stored - page.pending.keys() for page in run)
