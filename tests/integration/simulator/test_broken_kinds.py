@@ -7,22 +7,23 @@ from typing import TYPE_CHECKING, Final
 import pytest
 from tests.integration.simulator.mutants import Mutant, Patch, check_found, check_found_by
 
-from radixlink_components import MambaComponent, SWAComponent
-from radixlink_contracts import ComponentType, ExternalLinkerLoadPhase, LinkerTransferPhase, Outcome
+from radixlink_components import SWAComponent
+from radixlink_contracts import ComponentType, ExternalLinkerLoadPhase, Outcome, PageBits
 from radixlink_linker import DeviceSlots, UnifiedCacheLinkerWrapper
 from radixlink_linker._commit import commit_load
 from radixlink_linker._component_transfers import ComponentTransfers
+from radixlink_linker._load_plan import missing_pages
 from radixlink_linker._operation import LoadOperation, Operation
 from radixlink_linker._operation_table import OperationTable
 from radixlink_linker._write_offs import WriteOffs
-from radixlink_testing.simulator import Rule
+from radixlink_testing.simulator import Plan, Rule, scenarios
 from radixlink_testing.simulator._backend import SimulatedLinker
 from radixlink_testing.simulator._layers import SimulatedLayerCounter
 from radixlink_tree._mamba import States
 from radixlink_tree._swa import Windows
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from radixlink_contracts import (
         BatchIndex,
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
         LinkedTreeCore,
         MatchResult,
         NodeId,
-        PageKeySource,
         PoolTransfer,
         RadixKey,
         RequestId,
@@ -50,19 +50,18 @@ Wrapper = UnifiedCacheLinkerWrapper
 
 
 def restore_the_state_of_another_boundary(patch: Patch) -> None:
-    original = MambaComponent.build_external_linker_transfer
+    original = missing_pages
 
-    def build(
-        self: MambaComponent,
-        phase: LinkerTransferPhase,
-        node: TreeNodeView | None,
-        keys: PageKeySource | None,
-    ) -> PoolTransfer | None:
-        if phase is LinkerTransferPhase.LOAD and keys is not None and len(keys) > 1:
-            keys = keys.span(0, len(keys) - 1)
-        return original(self, phase, node, keys)
+    def missing(
+        held: Mapping[ComponentType, PageBits], *, skipped: int, stop: int, window_pages: int
+    ) -> dict[ComponentType, PageBits]:
+        pages = original(held, skipped=skipped, stop=stop, window_pages=window_pages)
+        state = pages.get(ComponentType.MAMBA)
+        if state is not None and state.mask > 1:
+            pages[ComponentType.MAMBA] = PageBits(state.mask >> 1, state.count)
+        return pages
 
-    patch.setattr(MambaComponent, "build_external_linker_transfer", build)
+    patch.setattr("radixlink_linker._loads.missing_pages", missing)
 
 
 def map_a_window_to_other_slots(patch: Patch) -> None:
@@ -78,12 +77,12 @@ def map_a_window_to_other_slots(patch: Patch) -> None:
         prefix_len: int,
         insert_result: InsertResult | None = None,
     ) -> None:
-        if phase is ExternalLinkerLoadPhase.PREPARE:
-            assert full_transfer is not None
+        if phase is ExternalLinkerLoadPhase.PREPARE and full_transfer is not None:
             full, slots = full_transfer.device_indices, transfer.device_indices
             assert full is not None
             assert slots is not None
-            self._pair.map_full_to_swa(full[: len(slots)], slots)
+            paired = min(len(full), len(slots))
+            self._pair.map_full_to_swa(full[:paired], slots[-paired:])
             return
         original(
             self,
@@ -242,6 +241,13 @@ def name_all_ranks_for_what_is_written_off(patch: Patch) -> None:
     patch.setattr(WriteOffs, "add", add)
 
 
+def insert_while_a_forward_waits(_: int) -> Plan:
+    """What is rare in any history: the tree takes others of a load's full pages before its verdict."""
+    name = "another insert of the pages for whose layers a forward waits"
+    (plan,) = [one.plan for one in scenarios() if one.plan.name == name]
+    return plan
+
+
 MUTANTS: Final = (
     Mutant(
         name="the state of another boundary",
@@ -287,11 +293,13 @@ MUTANTS: Final = (
         name="a running request is not told again",
         rule=Rule.LANDED,
         breaks=tell_nobody_of_the_trees_own_slots,
+        plan=insert_while_a_forward_waits,
     ),
     Mutant(
         name="duplicates of a commit are free at once",
         rule=Rule.LANDED,
         breaks=free_what_was_not_adopted_at_once,
+        plan=insert_while_a_forward_waits,
     ),
     Mutant(
         name="quiesced before the copier left",

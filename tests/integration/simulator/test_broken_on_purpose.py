@@ -51,7 +51,6 @@ if TYPE_CHECKING:
         TreeNodeView,
     )
     from radixlink_linker._frame import Agenda, FrameKind
-    from radixlink_linker._load_plan import LoadPlan
     from radixlink_linker._operation import AnyOperation, TouchOperation
     from radixlink_linker._report import ReportBuilder
     from radixlink_linker._requests import Request
@@ -64,13 +63,23 @@ Wrapper = UnifiedCacheLinkerWrapper
 
 
 def load_what_the_device_has(patch: Patch) -> None:
-    original = Loads._plan
+    plan, ask = Loads._plan, RequestTable.ask
 
-    def plan(self: Loads, lookup: Lookup, device: MatchResult, mode: LoadMode) -> LoadPlan | None:
-        alone = attrs.evolve(device, full_kv_hit_length=device.device_prefix_len)
-        return original(self, lookup, alone, mode)
+    def prefix_alone(device: MatchResult) -> MatchResult:
+        return attrs.evolve(device, full_kv_hit_length=device.device_prefix_len)
 
-    patch.setattr(Loads, "_plan", plan)
+    patch.setattr(
+        Loads,
+        "_plan",
+        lambda self, lookup, device, mode: plan(self, lookup, prefix_alone(device), mode),
+    )
+    patch.setattr(
+        RequestTable,
+        "ask",
+        lambda self, key, request_id, device, deadline: ask(
+            self, key, request_id, prefix_alone(device), deadline
+        ),
+    )
 
 
 def publish_at_load_back(patch: Patch) -> None:

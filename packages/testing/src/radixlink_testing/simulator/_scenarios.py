@@ -70,6 +70,7 @@ def scenarios() -> tuple[Scenario, ...]:
         _load_fails_beside_forward(),
         _loader_slower_than_a_batch_waits(),
         _insert_between_start_and_verdict(),
+        _insert_while_a_forward_waits(),
         _late_writer(),
         _head_evicted_before_match(),
         _head_evicted_before_load(),
@@ -186,6 +187,30 @@ def _insert_between_start_and_verdict() -> Scenario:
             *_busy(4),
         ],
         tells=("launches ['twin']", "r: LoadWaiting", "LANDED", "landed ['r']", "r matches 8"),
+    )
+
+
+def _insert_while_a_forward_waits() -> Scenario:
+    """The request runs on slots in whose place the tree has others by the verdict: it is told."""
+    return _scenario(
+        "another insert of the pages for whose layers a forward waits",
+        [
+            *_stored("abcd"),
+            _tick(
+                [Strike(0, Fault.LOOKUP_RAISES), Arrive(name="twin", pages="abcd")],
+                work=_everywhere(Point.AFTER_LAUNCH),
+            ),
+            _tick(
+                [Arrive(name="r", pages="abcd", tail=1, layer_wise=True)],
+                work=_everywhere(Point.AFTER_LAUNCH),
+            ),
+            _tick(overlap=9),
+            attrs.evolve(_tick(overlap=1), finish_later=True),
+            _tick(work=_everywhere(Point.BEFORE_STEP), overlap=9),
+            *_busy(4),
+        ],
+        tells=("launches ['twin']", "r: LoadAdmitted", "launches ['r']", "LANDED", "landed ['r']"),
+        shape=attrs.evolve(_SHAPE, layer_wise=True),
     )
 
 
