@@ -2,12 +2,25 @@ from __future__ import annotations
 
 import os
 import signal
+from typing import TYPE_CHECKING
 
 import pytest
 
 from radixlink.demo._signals import EndingSignals
 
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
 ENDING = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_ignored() -> Iterator[None]:
+    """As in a terminal: whoever starts tests in the background may have them ignore signals."""
+    before = {number: signal.signal(number, signal.default_int_handler) for number in ENDING}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 def send(number: signal.Signals) -> None:
