@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from itertools import pairwise
+
 import attrs
 import pytest
 from hypothesis import given
@@ -81,6 +83,35 @@ def test_a_page_that_is_not_there_is_refused(page: int) -> None:
 def test_a_mask_has_no_bits_beyond_its_pages(mask: int, count: int) -> None:
     with pytest.raises(ContractError, match=f"mask of {count} bits"):
         PageBits(mask, count)
+
+
+@given(pages_of(), st.data())
+def test_or_is_the_union(sample: tuple[int, set[int]], data: st.DataObject) -> None:
+    count, pages = sample
+    others = data.draw(st.sets(st.integers(0, count - 1))) if count else set[int]()
+    assert set(PageBits.of(pages, count) | PageBits.of(others, count)) == pages | others
+
+
+@given(pages_of())
+def test_inverse_is_the_other_pages(sample: tuple[int, set[int]]) -> None:
+    count, pages = sample
+    bits = ~PageBits.of(pages, count)
+    assert set(bits) == set(range(count)) - pages
+    assert len(bits) == count
+
+
+@given(pages_of())
+def test_runs_are_the_pages_in_as_few_ranges_as_can_be(sample: tuple[int, set[int]]) -> None:
+    count, pages = sample
+    runs = list(PageBits.of(pages, count).runs())
+    assert [page for first, last in runs for page in range(first, last)] == sorted(pages)
+    assert all(first < last for first, last in runs)
+    assert all(behind > last for (_, last), (behind, _) in pairwise(runs))
+
+
+def test_or_of_different_numbers_of_pages_is_refused() -> None:
+    with pytest.raises(ContractError, match=r"expected 3 pages on both sides of \|, got 2"):
+        PageBits.all(3) | PageBits.all(2)
 
 
 def test_and_of_different_numbers_of_pages_is_refused() -> None:
