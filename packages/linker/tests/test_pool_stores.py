@@ -39,7 +39,7 @@ from radixlink_testing.linkers import FaultyPageStore
 from radixlink_testing.pages import page_keys, range_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from radixlink_contracts import DevicePool, PageStore
 
@@ -415,6 +415,36 @@ def test_a_lookup_is_what_all_objects_let_be_restored(world: World) -> None:
     # A sidecar gates as its source does.
     world.of(PoolName.INDEXER)[0][1].lost.update(page_keys([1]))
     assert world.lookup(5) == []
+
+
+def test_a_store_is_asked_for_what_the_device_lacks_and_each_answer_is_of_its_page(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The device has pages 0, 1 and 3 of six; of the others the store lacks page 4."""
+    keys, held = page_keys(range(6)), PageBits.of([0, 1, 3], 6)
+    asked: list[PageKeys] = []
+    for pool, store in world.stores:
+        if pool.name is PoolName.KV:
+            _have(store, page_keys([2, 5]))
+            contains = store.contains
+
+            def noted(
+                some: PageKeys, contains: Callable[[PageKeys], PageBits] = contains
+            ) -> PageBits:
+                asked.append(some)
+                return contains(some)
+
+            monkeypatch.setattr(store, "contains", noted)
+        else:
+            _have(store, keys)
+    _, *others = world.asked(6)
+    kv = PoolTransfer(name=PoolName.KV, keys=keys, held=held)
+    result = world.linker.lookup(RequestId("a"), (kv, *others))
+    assert asked
+    assert all(some.data == page_keys([2, 4, 5]).data for some in asked)
+    assert result.found[PoolName.KV] == PageBits.of([2, 5], 6)
+    # Of four pages each is here or there; the fifth is nowhere.
+    assert result.restorable_prefix_pages == PageBits.of(range(4), 6)
 
 
 def test_a_lookup_without_a_pool_of_the_group_restores_nothing(world: World) -> None:

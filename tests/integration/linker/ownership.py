@@ -144,6 +144,9 @@ def _retired(rank: Rank, owned: Owned) -> None:
         elif device.pair is not None and free.func == device.pair.swa.free:
             windows.update(what.tolist())
             owned.swa += what.tolist()
+        elif free.func == rank.tree.dec_lock_ref:
+            # It keeps what is the tree's.
+            continue
         else:
             assert free.func == device.allocator.free
             owned.full += what.tolist()
@@ -179,6 +182,12 @@ def _operations(wrapper: UnifiedCacheLinkerWrapper | None) -> Iterator[Operation
 def _receipts(rank: Rank) -> set[int]:
     """The locks that somebody can account for."""
     receipts = [computation.receipt for computation in rank.computing] + rank.locks
+    # Of loads that are over, until the batches that read what was lent are processed.
+    receipts += [
+        free.args[0].receipt
+        for _, _, free in rank.slots._retired
+        if isinstance(free, partial) and free.func == rank.tree.dec_lock_ref
+    ]
     wrapper = rank.cache._wrapper
     receipts += [
         operation.receipt

@@ -225,6 +225,33 @@ def test_of_a_window_the_last_is_there_and_no_other(make_replica: MakeReplica) -
     replica.retire()
 
 
+@pytest.mark.parametrize("fails", [False, True])
+def test_pages_of_the_tree_that_a_load_lends_stay_until_the_batch_is_processed(
+    make_replica: MakeReplica, *, fails: bool
+) -> None:
+    """The tree has the first pages without a window: no lock of the request's own keeps them."""
+    replica = make_replica(2, model=FULL_SWA)
+    replica.store(TOKENS)
+    replica.compute(TOKENS[:4])
+    replica.compute([*TOKENS[:4], 91, 92])
+    replica.settle()
+    replica.evict_windows()
+    assert replica.alike(lambda rank: rank.device_pages(TOKENS)) == 0
+    running = admit(replica, "a", TOKENS)
+    assert [start for request in running.of_rank for start, _ in request.told] == [0, 0]
+    batches = launch(replica)
+    if fails:
+        replica.ranks[-1].store.raising.add("read")
+    report = finish(replica, batches)
+    assert (report.landed, report.failed) == (((), ("a",)) if fails else (("a",), ()))
+    replica.ranks[-1].store.raising.clear()
+    replica.release("a")
+    replica.settle()
+    replica.evict()
+    replica.retire()
+    assert replica.evict() == (4 if fails else 8)
+
+
 def test_staged_and_layer_wise_loads_of_one_start_are_each_decided_in_their_frame(
     make_replica: MakeReplica,
 ) -> None:

@@ -249,7 +249,7 @@ class LinkedTreeCore(TreeCore, Protocol):
     def holdings(self, key: RadixKey) -> PrefixHoldings:
         """Say what the device holds of a sequence of each component, also behind where a match may end.
 
-        Mutates: as `match` does: splits the node in which the full part ends, and recency.
+        Mutates: as `match` does: splits the node in which the full part ends, and recency; it counts as a match.
         Cost: O(nodes on the path), plus one comparison of the matched bytes.
         """
         ...
