@@ -76,6 +76,7 @@ class Writers:
 
     def __init__(self, make_log: MakeLog, count: int, capacity: int, file_bytes: int) -> None:
         self._children: list[int] = []
+        parent = os.getpid()
         for writer in range(count):
             child = os.fork()
             if child == 0:
@@ -83,7 +84,7 @@ class Writers:
                     log = make_log(capacity_bytes=capacity, file_bytes=file_bytes)
                     page = writer
                     # While the test lives; it kills them.
-                    while os.getppid() != 1:
+                    while os.getppid() == parent:
                         log.put(page)
                         page += count
                 finally:
@@ -144,3 +145,24 @@ def test_directory_stays_within_its_capacity_at_every_moment_of_16_writers(
     assert most > capacity // 2
     assert reader.tally.counters.corrupt == 0
     assert reader.tally.counters.read_failed == 0
+
+
+def test_writers_that_die_with_an_open_file_cost_no_more_than_they_wrote(
+    make_log: MakeLog, layout: PoolLayout
+) -> None:
+    file_bytes = LogFormat(layout).sealed_bytes(50)
+    capacity = 16 * file_bytes
+    first = make_log(capacity_bytes=capacity, file_bytes=file_bytes)
+    pages = range(14 * 50)
+    for page in pages:
+        assert first.put(page)
+    first.close()
+    for crash in range(20):
+        child = os.fork()
+        if child == 0:
+            kept = make_log(capacity_bytes=capacity, file_bytes=file_bytes).put(10_000 + crash)
+            os._exit(not kept)
+        _, status = os.waitpid(child, 0)
+        assert status == 0
+    # 20 files of a page each, and room for 14 whole ones beside.
+    assert make_log(capacity_bytes=capacity).held(pages) == list(pages)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
 import resource
 import shutil
@@ -19,7 +20,7 @@ from radixlink_contracts.errors import BackendUnavailableError, CapacityError
 from radixlink_store import _log_appender, _page_log
 from radixlink_store._directory import names_in
 from radixlink_store._log_file import LOG_SUFFIX, LogFile, LogFormat, LogWriter
-from radixlink_store._log_room import FileSize, sizes_in, to_evict
+from radixlink_store._log_room import FileSize, as_seen_by, sizes_in, to_evict
 from radixlink_testing.pages import page_key, page_keys
 
 if TYPE_CHECKING:
@@ -402,11 +403,56 @@ def test_capacity_below_one_page_is_refused(make_log: MakeLog, layout: PoolLayou
 
 
 def test_what_goes_is_least_recently_used_and_no_more_than_is_needed() -> None:
-    sizes = [FileSize(used_ns=age, name=str(age), num_bytes=10, sealed=True) for age in range(5)]
+    sizes = [FileSize(used_ns=age, name=str(age), num_bytes=10, final=True) for age in range(5)]
     assert to_evict(sizes, capacity_bytes=50) == []
     assert to_evict(sizes, capacity_bytes=49) == sizes[:1]
     assert to_evict(sizes, capacity_bytes=30) == sizes[:2]
     assert to_evict(sizes, capacity_bytes=5) == sizes
+
+
+def test_a_clock_that_went_back_does_not_end_writing(
+    make_log: MakeLog, layout: PoolLayout, files: Path
+) -> None:
+    one = room_for(layout, 2)
+    first = make_log(capacity_bytes=4 * one, file_bytes=one)
+    put_all(first, range(20))
+    first.close()
+    for path in paths(files):
+        ahead = path.stat().st_mtime + 3600
+        os.utime(path, (ahead, ahead))
+    second = make_log(capacity_bytes=4 * one, file_bytes=one)
+    put_all(second, range(100, 110))
+    assert 109 in second.held(range(100, 110))
+
+
+def test_what_nobody_writes_goes_before_what_was_made_now() -> None:
+    own = FileSize(used_ns=5, name="own", num_bytes=10, final=False)
+    ahead = FileSize(used_ns=9, name="ahead", num_bytes=10, final=True)
+    newer = FileSize(used_ns=7, name="newer", num_bytes=10, final=False)
+    old = FileSize(used_ns=1, name="old", num_bytes=10, final=True)
+    assert as_seen_by(own, [old, own, newer, ahead]) == [old, ahead, own, newer]
+
+
+def test_file_that_somebody_looks_at_as_it_is_made_is_given_up_for_another(
+    make_log: MakeLog, files: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = make_log()
+    looked_at: list[Path] = []
+
+    def look(descriptor: int, operation: int) -> None:
+        """Somebody else holds the first file in the moment that it is made."""
+        if not looked_at:
+            looked_at.extend(paths(files))
+            raise BlockingIOError(errno.EWOULDBLOCK, os.strerror(errno.EWOULDBLOCK))
+        flock(descriptor, operation)
+
+    flock = fcntl.flock
+    monkeypatch.setattr(fcntl, "flock", look)
+    assert log.put(1)
+    (made,) = paths(files)
+    assert looked_at != []
+    assert made not in looked_at
+    assert log.held([1]) == [1]
 
 
 # --- a disk that says no --------------------------------------------------------------------------

@@ -29,10 +29,10 @@ import errno
 import fcntl
 import os
 import struct
-import threading
 from typing import TYPE_CHECKING, Final
 
 from radixlink_contracts.errors import StaleHandleError
+from radixlink_store._process_mutex import ProcessMutex
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -115,7 +115,7 @@ class SlotLocks:
         Owns: the descriptor is closed with the locks.
         """
         self._process = os.getpid()
-        self._mutex = threading.Lock()
+        self._mutex = ProcessMutex()
         self._origin = descriptor
         #: Descriptors that no write uses now. Appended to and popped from without the mutex (both are
         #: atomic): whoever gives one back after `close` has set its mark closes it.
@@ -161,7 +161,7 @@ class SlotLocks:
         try:
             return self._idle.pop()
         except IndexError:
-            with self._mutex:
+            with self._mutex.lock:
                 return self._another()
 
     def give_back(self, descriptor: LockDescriptor) -> None:
@@ -184,7 +184,7 @@ class SlotLocks:
             StaleHandleError: The locks were closed.
             OSError: No more descriptors, or no locks here.
         """
-        with self._mutex:
+        with self._mutex.lock:
             if self._holder is None:
                 self._holder = self._another()
             self._holder.try_share(shared)
@@ -192,7 +192,7 @@ class SlotLocks:
 
     def close(self) -> None:
         """Close every descriptor; those lent close when they come back. Idempotent."""
-        with self._mutex:
+        with self._mutex.lock:
             if self._closed:
                 return
             self._closed = True

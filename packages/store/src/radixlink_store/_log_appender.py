@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 from radixlink_contracts.errors import CapacityError
 from radixlink_store._errors import NO_ROOM
 from radixlink_store._log_file import LogWriter, file_name
-from radixlink_store._log_room import remove, sizes_in, to_evict
+from radixlink_store._log_room import as_seen_by, remove, sizes_in, to_evict
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -180,7 +180,7 @@ class LogAppender:
             file.named = True
             begun = False
             try:
-                if self._make_room(name):
+                if writer.is_held and self._make_room(name):
                     writer.begin()
                     begun = True
                     return writer, file
@@ -214,9 +214,11 @@ class LogAppender:
         """
         directory = self._directory.descriptor
         sizes = sizes_in(directory)
-        going = to_evict(sizes, self._settings.capacity_bytes)
-        staying = {size.name for size in sizes} - {size.name for size in going}
-        if name not in staying:
+        own = next((size for size in sizes if size.name == name), None)
+        if own is None:
+            return False
+        going = to_evict(as_seen_by(own, sizes), self._settings.capacity_bytes)
+        if own in going:
             return False
         for size in going:
             if remove(directory, size):

@@ -19,7 +19,8 @@ behind records  8           magic "RDXLKEYS"
 ```
 
 The list is a hint: if it does not match, the headers are read. A file that was not sealed has a
-live writer or one that died; both are read as far as they go.
+live writer or one that died; both are read as far as they go. A writer holds a lock on its file
+from before its first byte on, for which nobody ever waits: it tells the two apart, see `_log_room`.
 
 Nothing waits for the disk: what is written outlives its process, and of what a node loses with its
 power the checksums tell.
@@ -28,6 +29,7 @@ power the checksums tell.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import re
 import stat
@@ -269,6 +271,9 @@ class LogFile:
 class LogWriter:
     """A file of the log that this process writes.
 
+    Attributes:
+        is_held: Whether others see that it has a writer; else it may not be written.
+
     Thread: one at a time.
     """
 
@@ -283,6 +288,21 @@ class LogWriter:
         self._keys: Final[list[bytes]] = []
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | SAFELY
         self._descriptor: Final = os.open(name, flags, mode=MODE, dir_fd=directory)
+        self.is_held: Final = self._hold()
+
+    def _hold(self) -> bool:
+        """Lock the file for as long as it is open here.
+
+        Returns:
+            False if somebody looks at it just now. A file system without locks has none to hold.
+        """
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
+        return True
 
     @property
     def num_bytes_with_one_more(self) -> int:

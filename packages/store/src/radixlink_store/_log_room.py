@@ -6,17 +6,22 @@ nodes, at the cost of one number a file. The least recently used ones go, whole.
 and versions count, and all may go, also one that somebody writes: its writer sees that it lost its
 name, and begins another.
 
-No lock keeps all of them together within the capacity, and none is needed, however many write:
+Nobody waits for anybody to keep all of them together within the capacity, however many write:
 
-1. a file's name says how long it may get, and it counts as that long until it is sealed;
-2. a writer makes its file first, without a byte, then lists the directory and removes what has to go
-   for all files to fit, its own among them; only then it writes. Where its own would have to go, it
-   gives way: it removes that one, and begins another.
+1. a file's name says how long it may get, and it counts as that long while it has a writer: until it
+   is sealed, or its writer died, with which its lock is gone;
+2. a writer makes its file first, without a byte, and locks it; then it lists the directory and
+   removes what has to go for all files to fit, its own among them; only then it writes. Where its own
+   would have to go, it gives way: it removes that one, and begins another. So it does if it did not
+   get the lock, since somebody looked at the file in that moment.
 
-Take the files that bytes may be written to, and of these the one that was made last: its writer made
-it before it looked, so it saw all the others, and found that they fit. What others make at the same
-time has no bytes yet, and is seen by whoever made it. The newest one never gives way, so somebody
+Take the files that bytes may be written to, and of these the one that was locked last: its writer
+locked it before it looked, so it saw all the others, and found that they fit. What others make at the
+same time has no bytes yet, and is seen by whoever made it. The newest one never gives way, so somebody
 goes on.
+
+Clocks go back, and those of nodes differ: to a writer, what nobody writes any more was never used
+after its own file was made.
 
 What it rests on is that a list shows every file that was made before it was asked for and is still
 there: so it is on one node. Where a file system keeps old lists for a while (NFS does), what other
@@ -26,6 +31,7 @@ nodes began in that while may come on top.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import stat
 from typing import TYPE_CHECKING
@@ -46,14 +52,14 @@ class FileSize:
     Attributes:
         used_ns: When it was last used, by the file system's clock. Nanoseconds.
         name: Its name; of two used at one time the lower goes first.
-        num_bytes: Its length; how long it may get, if it is not sealed.
-        sealed: Whether nobody writes it any more.
+        num_bytes: Its length; how long it may get, if it has a writer.
+        final: Whether nobody writes it any more: it is sealed, or its writer died.
     """
 
     used_ns: int
     name: str
     num_bytes: int
-    sealed: bool
+    final: bool
 
 
 def sizes_in(directory: int) -> list[FileSize]:
@@ -61,6 +67,8 @@ def sizes_in(directory: int) -> list[FileSize]:
 
     Raises:
         OSError: It cannot be listed.
+
+    Cost: a system call for each, and four more for each that is not sealed.
     """
     sizes = []
     for name in names_in(directory):
@@ -69,16 +77,42 @@ def sizes_in(directory: int) -> list[FileSize]:
             with contextlib.suppress(FileNotFoundError):
                 status = os.stat(name, dir_fd=directory, follow_symlinks=False)
                 if stat.S_ISREG(status.st_mode):
-                    sealed = not status.st_mode & stat.S_IWUSR
+                    final = not status.st_mode & stat.S_IWUSR or _is_left(directory, name)
                     sizes.append(
                         FileSize(
                             used_ns=status.st_mtime_ns,
                             name=name,
-                            num_bytes=max(status.st_size, 0 if sealed else reserved_bytes(name)),
-                            sealed=sealed,
+                            num_bytes=max(status.st_size, 0 if final else reserved_bytes(name)),
+                            final=final,
                         )
                     )
     return sorted(sizes, key=lambda size: (size.used_ns, size.name))
+
+
+def _is_left(directory: int, name: str) -> bool:
+    """Whether the writer of a file that is not sealed died. Not, where that cannot be told."""
+    try:
+        descriptor = os.open(name, os.O_RDONLY | os.O_NONBLOCK | SAFELY, dir_fd=directory)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    else:
+        return True
+    finally:
+        os.close(descriptor)
+
+
+def as_seen_by(own: FileSize, sizes: Iterable[FileSize]) -> list[FileSize]:
+    """Files, least recently used first, as whoever made one of them a moment ago has to see them."""
+
+    def order(size: FileSize) -> tuple[int, bool, str]:
+        used_ns = min(size.used_ns, own.used_ns) if size.final else size.used_ns
+        return used_ns, not size.final, size.name
+
+    return sorted(sizes, key=order)
 
 
 def to_evict(sizes: Iterable[FileSize], capacity_bytes: int) -> list[FileSize]:
@@ -109,7 +143,7 @@ def remove(directory: int, size: FileSize) -> bool:
         OSError: It cannot be removed.
     """
     descriptor = None
-    if not size.sealed:
+    if not size.final:
         with contextlib.suppress(OSError):
             flags = os.O_WRONLY | os.O_NONBLOCK | SAFELY
             descriptor = os.open(size.name, flags, dir_fd=directory)

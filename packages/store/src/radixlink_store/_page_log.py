@@ -1,7 +1,7 @@
 """`PageLog`: the pages of one layout in a directory of append-only files, which others share.
 
-Theory of operation. Every process, on any node, adds to files of its own and to no other, so nothing
-is ever locked and no two writers meet. Each keeps an index of all files of its layout in its own
+Theory of operation. Every process, on any node, adds to files of its own and to no other, so nobody
+waits for a lock and no two writers meet. Each keeps an index of all files of its layout in its own
 memory; it is made when the log is opened, and made up for what others did since by looking at the
 directory again, at most every `rescan_s` seconds, when somebody asks for a page.
 
