@@ -327,6 +327,32 @@ def test_a_load_without_a_window_to_be_had_gives_all_it_took_back(
 
 
 @both_ranks
+def test_a_miss_for_lack_of_windows_leaves_the_one_that_the_match_ended_at(
+    make_replica: MakeReplica, num_ranks: int
+) -> None:
+    replica = make_replica(num_ranks, model=attrs.evolve(FULL_SWA, num_swa_pages=8))
+    tokens = range(1, 13)
+    replica.compute(tokens[:2])
+    replica.compute(tokens)
+    replica.settle()
+    replica.together(lambda rank: rank.lock(tokens[:2]))
+    replica.evict_windows()
+    replica.together(lambda rank: rank.unlock())
+    # Somebody computes with all windows but that one.
+    pair = replica.ranks[0].device.pair
+    assert pair is not None
+    free = pair.swa.available_size
+    others = replica.together(lambda rank: rank.begin(range(100, 100 + free)))
+    assert replica.ask("a", tokens).device_prefix_len == 2
+    assert isinstance(replica.load_back("a", tokens), LoadMiss)
+    # The request computes behind what it matched.
+    assert replica.alike(lambda rank: rank.device_pages(tokens)) == 1
+    for rank, other in zip(replica.ranks, others, strict=True):
+        assert other is not None
+        rank.end(other, insert=False)
+
+
+@both_ranks
 @pytest.mark.parametrize(
     "model",
     [attrs.evolve(FULL_SWA, num_swa_pages=16), attrs.evolve(FULL_MAMBA, num_states=7)],

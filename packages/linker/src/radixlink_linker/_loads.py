@@ -155,8 +155,11 @@ class Loads:
             if (pages & lookup.held_of(POOL_OF[kind])).total:
                 return LoadMiss(reason=f"the device lost {kind.name} that it had at the lookup")
         receipt = self._tree.inc_lock_ref(IncLockRefParams(node_id=plan.node_id))
+        # What the match ended at stays while room is made: after a miss its request goes on from it.
+        matched = self._tree.inc_lock_ref(IncLockRefParams(node_id=device.last_device_node))
         keys = {kind: keys_of(lookup.keys, pages) for kind, pages in plan.missing.items()}
         transfers = self._transfers.load(keys, request, plan.end)
+        self._tree.dec_lock_ref(matched.to_dec_params())
         if transfers is None:
             self._tree.dec_lock_ref(receipt.to_dec_params())
             num_pages = max(pages.total for pages in plan.missing.values())

@@ -474,7 +474,7 @@ class Watch(SlotObserver):
         )
         num_pages = num_tokens // self.page_size
         self._within.append(num_pages)
-        if self.acting == "init_load_back":
+        if self.acting == "init_load_back" and len(self._within) == 1:
             places = range(num_pages - len(window), num_pages)
             self._bare = [
                 place
