@@ -161,6 +161,22 @@ def test_a_renewed_group_says_its_epoch(two: tuple[ThreadGroup, ...]) -> None:
     run_in_threads(two, case)
 
 
+def test_a_rank_that_left_a_collective_by_an_exception_uses_it_no_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (group,) = ThreadGroup.create(1)
+
+    def interrupted(words: bytearray, deadline: float) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(group, "_and", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        group.all_and(bytearray(8), 1.0)
+    monkeypatch.undo()
+    with pytest.raises(AgreementError, match=r"all_and: left by KeyboardInterrupt"):
+        group.all_and(bytearray(8), 1.0)
+
+
 def test_closing_says_so_afterwards(two: tuple[ThreadGroup, ...]) -> None:
     two[0].close()
     with pytest.raises(InvalidTransitionError) as caught:

@@ -101,7 +101,7 @@ class CheckedGroup(RankGroup, abc.ABC):
         deadline = self._enter("all_and", timeout_s)
         try:
             # No words are still a meeting of all ranks, which a transport makes of at least one.
-            self._and(words or bytearray(WORD_BYTES), deadline)
+            self._and_or_break(words or bytearray(WORD_BYTES), deadline)
         except CollectiveError as error:
             raise self._broke(timeout_s, error, MarkKind.FAILED) from error
 
@@ -229,6 +229,19 @@ class CheckedGroup(RankGroup, abc.ABC):
         self._entered += 1
         return deadline
 
+    def _and_or_break(self, words: bytearray, deadline: float) -> None:
+        """An AND that this rank goes through with, or never goes on after.
+
+        What leaves the transport in its middle (a signal's exception) leaves it to write later on.
+        """
+        try:
+            self._and(words, deadline)
+        except CollectiveError:
+            raise
+        except BaseException as error:
+            self._health.broke(f"{self._call}: left by {error!r}", {})
+            raise
+
     def _exchange(self, call: str, value: bytes, timeout_s: float) -> tuple[bytes, ...]:
         """Gather values under the name of the call: ranks that call different things all see it."""
         if len(value) > MAX_VALUE_BYTES // 2:
@@ -259,7 +272,7 @@ class CheckedGroup(RankGroup, abc.ABC):
         words = bytearray(b"\xff" * WORD_BYTES * max(num_words, 1))
         places = [slice(end - length, end) for end, length in zip(ends, lengths, strict=True)]
         words[places[self._rank]] = value
-        self._and(words, deadline)
+        self._and_or_break(words, deadline)
         return tuple(bytes(words[place]) for place in places)
 
     def _broke(self, timeout_s: float, error: CollectiveError, kind: MarkKind) -> AgreementError:
