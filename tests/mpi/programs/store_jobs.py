@@ -64,6 +64,6 @@ else:
     wait_for("ready")
     if WORLD.rank == 1:
         put_pages(store, page_keys(range(20), "theirs"))
-        with mock.patch.object(Segment, "_fill", die):
+        with mock.patch.object(Segment, "fill", die):
             put_pages(tiny, LOST)
     WORLD.Barrier()

@@ -41,7 +41,7 @@ def main() -> None:
     WORLD.Barrier()
     if WORLD.rank == 1:
         store.put(MINE, page_parts(MINE, SUITE_LAYOUT))
-        with mock.patch.object(Segment, "_fill", die):
+        with mock.patch.object(Segment, "fill", die):
             tiny.put(LOST, page_parts(LOST, TINY))
     select.select([other], [], [])
 
