@@ -162,6 +162,8 @@ def main() -> None:
             revision="1",
             page_size=16,
             num_pages=64,
+            # Enough for all requests at once, however far the one that goes has come.
+            num_states=16,
             stores=stores,
             group=group,
             shard=Shard(index=group.rank, count=group.size) if part == "sharded" else None,
