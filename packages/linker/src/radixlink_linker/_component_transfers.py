@@ -8,15 +8,17 @@ import attrs
 
 from radixlink_contracts import (
     POOL_OF,
-    ComponentType,
     ExternalLinkerLoadPhase,
     LinkerTransferPhase,
+    PoolName,
 )
+from radixlink_linker._transfers import transfer_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from radixlink_contracts import (
+        ComponentType,
         InsertResult,
         LinkerComponent,
         PageKeySource,
@@ -99,7 +101,7 @@ class ComponentTransfers:
         self, transfers: Sequence[PoolTransfer], request: RequestKV, prefix_len: int
     ) -> None:
         """The load has its slots; whether the linker took it is its verdict."""
-        full = _of(transfers, ComponentType.FULL)
+        full = transfer_of(transfers, PoolName.KV)
         for component, transfer in self._taking_part(transfers):
             component.update_external_linker_load(
                 ExternalLinkerLoadPhase.PREPARE,
@@ -116,7 +118,7 @@ class ComponentTransfers:
         result: InsertResult,
     ) -> None:
         """What landed was inserted."""
-        full = _of(transfers, ComponentType.FULL)
+        full = transfer_of(transfers, PoolName.KV)
         for component, transfer in self._taking_part(transfers):
             component.update_external_linker_load(
                 ExternalLinkerLoadPhase.COMMIT,
@@ -131,7 +133,7 @@ class ComponentTransfers:
         self, transfers: Sequence[PoolTransfer], request: RequestKV | None, prefix_len: int
     ) -> None:
         """Take back what was allocated, in reverse order."""
-        full = _of(transfers, ComponentType.FULL)
+        full = transfer_of(transfers, PoolName.KV)
         for component, transfer in reversed(self._taking_part(transfers)):
             component.update_external_linker_load(
                 ExternalLinkerLoadPhase.ABORT,
@@ -148,13 +150,5 @@ class ComponentTransfers:
         return [
             (component, transfer)
             for component in self._components
-            if (transfer := _of(transfers, component.component_type)) is not None
+            if (transfer := transfer_of(transfers, POOL_OF[component.component_type])) is not None
         ]
-
-
-def _of(transfers: Sequence[PoolTransfer], kind: ComponentType) -> PoolTransfer | None:
-    """The transfer of a component, where there is one."""
-    for transfer in transfers:
-        if transfer.name is POOL_OF[kind]:
-            return transfer
-    return None

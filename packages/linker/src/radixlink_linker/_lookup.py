@@ -15,6 +15,7 @@ import attrs
 from radixlink_contracts import PageBits, PoolName
 from radixlink_linker._runtime import give_way
 from radixlink_linker._settings import WORD_BITS
+from radixlink_linker._transfers import transfer_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -149,9 +150,9 @@ class Lookup:
         A pool that no transfer names is a sidecar: it needs every page.
         """
         found = self.found[pool]
-        for transfer in self.asked:
-            if transfer.name is pool:
-                return transfer.restorable(found)
+        transfer = transfer_of(self.asked, pool)
+        if transfer is not None:
+            return transfer.restorable(found)
         return PageBits((1 << (found | self.held_of(pool)).leading) - 1, len(found))
 
     def settle(self, now: float) -> bool:

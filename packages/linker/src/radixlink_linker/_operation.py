@@ -19,6 +19,7 @@ import enum
 from typing import TYPE_CHECKING, TypeAlias
 
 from radixlink_contracts import LoadMode, Outcome
+from radixlink_linker._transfers import transfer_of
 
 if TYPE_CHECKING:
     import torch
@@ -215,10 +216,8 @@ class LoadOperation(LockingOperation):
 
         Shape: (tokens that it brings,) int64; (1,) for a state.
         """
-        for transfer in self.transfers:
-            if transfer.name is pool:
-                return transfer.device_indices
-        return None
+        transfer = transfer_of(self.transfers, pool)
+        return None if transfer is None else transfer.device_indices
 
     def covers(self, key: RadixKey, start: int, page_size: int) -> bool:
         """True when this load brings what a key lacks from token `start` on, or a part behind that.

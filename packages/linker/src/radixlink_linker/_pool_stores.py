@@ -16,6 +16,7 @@ from radixlink_contracts import (
 )
 from radixlink_contracts.errors import ContractError
 from radixlink_linker._runtime import give_way
+from radixlink_linker._transfers import transfer_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -192,9 +193,9 @@ def _kv_keys(transfers: Sequence[PoolTransfer]) -> PageKeys:
     Raises:
         ContractError: KV is not among its transfers.
     """
-    for transfer in transfers:
-        if transfer.name is PoolName.KV:
-            return transfer.keys.resolve(give_way)
+    transfer = transfer_of(transfers, PoolName.KV)
+    if transfer is not None:
+        return transfer.keys.resolve(give_way)
     msg = f"lookup: expected at least one transfer, of KV, got {[transfer.name for transfer in transfers]}"
     raise ContractError(msg)
 
