@@ -31,9 +31,9 @@ def check_ttl(ttl_s: float) -> None:
         raise ContractError(f"Mooncake store: expected a ttl_s of at least 0, got {ttl_s}")
 
 
-def new_generation() -> int:
-    """One that no other write has."""
-    return int.from_bytes(os.urandom(8), "little")
+def new_generations(count: int) -> array[int]:
+    """Some that no other write has."""
+    return array("Q", os.urandom(8 * count))
 
 
 def handles_of(keys: PageKeys, headers: Iterable[tuple[int, Header]]) -> PageHandles:

@@ -43,7 +43,7 @@ from radixlink_store_mooncake._arguments import (
     check_ttl,
     distinct,
     handles_of,
-    new_generation,
+    new_generations,
     rows_of,
     with_copies,
 )
@@ -254,8 +254,8 @@ class MooncakePageStore(LendingStore):
         loan.serve("put_lent")
         first, pages = distinct(keys)
         form = self._format
-        for page in pages:
-            header = Header(new_generation(), self._writer)
+        for page, generation in zip(pages, new_generations(len(pages)), strict=True):
+            header = Header(generation, self._writer)
             form.seal(keys[page], header, loan.frames[page].data)
         try:
             stored = self._send(
@@ -342,8 +342,9 @@ class MooncakePageStore(LendingStore):
         form = self._format
         size = form.object_bytes
         with self._staging.take(self._client.timeout_s) as block:
-            for place, page in enumerate(pages):
-                start, key, generation = place * size, keys[page], new_generation()
+            generations = new_generations(len(pages))
+            for place, (page, generation) in enumerate(zip(pages, generations, strict=True)):
+                start, key = place * size, keys[page]
                 form.write_header(key, Header(generation, self._writer), block.view[start:])
                 for layer_range, column in enumerate(columns):
                     row = column[page]
