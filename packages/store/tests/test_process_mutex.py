@@ -14,21 +14,21 @@ from radixlink_store._tally import Tally
 from radixlink_store._tier_tally import TierTally
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
+
+    from radixlink_store._process_mutex import ProcessMutex
 
 #: After so many seconds a child that waits for ever is ended.
 PATIENCE_S = 20
 
 
-@pytest.mark.parametrize(("tally", "name"), [(Tally(None), "put"), (TierTally(), "written")])
-def test_child_counts_though_another_thread_was_counting(
-    tally: Tally | TierTally, name: str
-) -> None:
+def in_a_child_while_held(mutex: ProcessMutex, work: Callable[[], int]) -> int:
+    """The exit status, by `work`, of a child that is forked while another thread holds a mutex."""
     inside, leave = threading.Event(), threading.Event()
 
     def hold() -> None:
-        """Be where a thread adds."""
-        with tally._mutex.lock:
+        with mutex.lock:
             inside.set()
             leave.wait()
 
@@ -38,13 +38,24 @@ def test_child_counts_though_another_thread_was_counting(
     child = os.fork()
     if child == 0:
         signal.alarm(PATIENCE_S)
-        tally.add(**{name: 2})
-        os._exit(getattr(tally.counters, name))
+        os._exit(work())
     leave.set()
     thread.join()
     _, status = os.waitpid(child, 0)
     assert os.WIFEXITED(status), "the child waited for a thread that it does not have"
-    assert os.WEXITSTATUS(status) == 2
+    return os.WEXITSTATUS(status)
+
+
+@pytest.mark.parametrize(("tally", "name"), [(Tally(None), "put"), (TierTally(), "written")])
+def test_child_counts_though_another_thread_was_counting(
+    tally: Tally | TierTally, name: str
+) -> None:
+    def count() -> int:
+        tally.add(**{name: 2})
+        counted: int = getattr(tally.counters, name)
+        return counted
+
+    assert in_a_child_while_held(tally._mutex, count) == 2
     tally.add(**{name: 1})
     assert getattr(tally.counters, name) == 1
 
@@ -53,24 +64,10 @@ def test_child_closes_locks_that_another_thread_was_adding_to(tmp_path: Path) ->
     path = tmp_path / "locks"
     path.touch()
     locks = SlotLocks(os.open(path, os.O_RDWR))
-    inside, leave = threading.Event(), threading.Event()
 
-    def hold() -> None:
-        """Be where a thread makes another descriptor."""
-        with locks._mutex.lock:
-            inside.set()
-            leave.wait()
-
-    thread = threading.Thread(target=hold)
-    thread.start()
-    assert inside.wait(PATIENCE_S)
-    child = os.fork()
-    if child == 0:
-        signal.alarm(PATIENCE_S)
+    def close() -> int:
         locks.close()
-        os._exit(0)
-    leave.set()
-    thread.join()
-    _, status = os.waitpid(child, 0)
-    assert os.WIFEXITED(status), "the child waited for a thread that it does not have"
+        return 0
+
+    assert in_a_child_while_held(locks._mutex, close) == 0
     locks.close()

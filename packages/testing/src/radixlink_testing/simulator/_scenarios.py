@@ -356,19 +356,28 @@ def _state_that_comes_later() -> Scenario:
     )
 
 
-def _window_alone() -> Scenario:
-    """The full pages stayed, their windows went: the load brings two window pages and nothing else."""
+def _part_alone(name: str, evicted: Evict, shape: Shape) -> Scenario:
+    """The full pages stayed, something beside them went: the load brings that and nothing else."""
     return _scenario(
-        "windows evicted alone come back to the pages that stayed",
+        name,
         [
             *_on_device("abcd"),
             *_on_device("abcdab"),
-            _tick([Evict(0, num_windows=1000)]),
+            _tick([evicted]),
             *_asked(Arrive(name="r", pages="abcd")),
             *_busy(4),
         ],
         tells=("r matches 0 tokens, HIT 8", "r: LoadWaiting", "landed ['r']", "r matches 8"),
-        shape=attrs.evolve(_SHAPE, window=4),
+        shape=shape,
+    )
+
+
+def _window_alone() -> Scenario:
+    """The load brings two window pages."""
+    return _part_alone(
+        "windows evicted alone come back to the pages that stayed",
+        Evict(0, num_windows=1000),
+        attrs.evolve(_SHAPE, window=4),
     )
 
 
@@ -397,18 +406,11 @@ def _window_that_another_brings() -> Scenario:
 
 
 def _state_alone() -> Scenario:
-    """The pages stayed, the state at their end went: the load brings that state and nothing else."""
-    return _scenario(
+    """The load brings the state at the end of the pages."""
+    return _part_alone(
         "a state evicted alone comes back to the node that stayed",
-        [
-            *_on_device("abcd"),
-            *_on_device("abcdab"),
-            _tick([Evict(0, num_states=1)]),
-            *_asked(Arrive(name="r", pages="abcd")),
-            *_busy(4),
-        ],
-        tells=("r matches 0 tokens, HIT 8", "r: LoadWaiting", "landed ['r']", "r matches 8"),
-        shape=attrs.evolve(_SHAPE, num_states=12),
+        Evict(0, num_states=1),
+        attrs.evolve(_SHAPE, num_states=12),
     )
 
 
