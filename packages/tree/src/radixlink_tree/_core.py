@@ -85,7 +85,7 @@ class UnifiedTreeCore(RadixStructure):
 
     def node(self, node_id: NodeId) -> TreeNodeView:
         """The node of an id; see `LinkedTreeCore.node`."""
-        return NodeView(self._nodes.get(node_id) or self._find(node_id), self._page_size)
+        return NodeView(self._find(node_id), self._page_size)
 
     def path_indices(self, node_id: NodeId) -> torch.Tensor:
         """The full slots from the root to the end of a node. Shape: (tokens of the path,) int64."""
