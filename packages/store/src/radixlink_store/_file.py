@@ -17,7 +17,6 @@ in some later copy. For the same reason a file that is shorter than its superblo
 from __future__ import annotations
 
 import contextlib
-import mmap
 import os
 import platform
 import tempfile
@@ -42,6 +41,7 @@ from radixlink_store._directory import (
     open_file,
 )
 from radixlink_store._errors import NO_ROOM, map_exceptions
+from radixlink_store._huge_pages import allocate_huge, map_file
 from radixlink_store._layout import SUPERBLOCK_BYTES, Geometry
 from radixlink_store._locks import LockDescriptor, SlotLocks
 from radixlink_store._prefault import Prefault
@@ -277,6 +277,8 @@ def _make(directory: int, path: Path, superblock: Superblock, room: Callable[[Pa
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | SAFELY
     descriptor = os.open(new, flags, mode=MODE, dir_fd=directory)
     try:
+        if is_in_memory(path):
+            allocate_huge(descriptor, needed)
         os.posix_fallocate(descriptor, 0, needed)
         os.pwrite(descriptor, head, 0)
         os.rename(new, name, src_dir_fd=directory, dst_dir_fd=directory)
@@ -323,7 +325,7 @@ def map_segment(directory: int, file: Path) -> tuple[Segment, Superblock]:
     locks = SlotLocks(open_file(directory, file, os.O_RDWR))
     try:
         superblock = _read_superblock(locks.descriptor, file)
-        buffer = memoryview(mmap.mmap(locks.descriptor, superblock.geometry.total_bytes))
+        buffer = memoryview(map_file(locks.descriptor, superblock.geometry.total_bytes))
         return Segment(buffer, superblock, locks), superblock
     except BaseException:
         locks.close()

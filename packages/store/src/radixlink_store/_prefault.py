@@ -7,14 +7,13 @@ map locked for long.
 
 from __future__ import annotations
 
-import ctypes
 import threading
 from typing import Final
 
 import numpy as np
 
-_POPULATE_READ: Final = 22
-_POPULATE_WRITE: Final = 23
+from radixlink_store._advice import Advice, advise
+
 _PIECE_BYTES: Final = 1 << 21
 
 
@@ -33,7 +32,7 @@ class Prefault:
                 for reading.
         """
         self._memory: memoryview | None = memory
-        self._advice: Final = _POPULATE_WRITE if write else _POPULATE_READ
+        self._advice: Final = Advice.POPULATE_WRITE if write else Advice.POPULATE_READ
         self._stop: Final = threading.Event()
         self._thread: Final = threading.Thread(
             target=self._run, name="radixlink-prefault", daemon=True
@@ -60,10 +59,8 @@ class Prefault:
         if memory is None:
             return
         start = np.frombuffer(memory, np.uint8).ctypes.data
-        libc = ctypes.CDLL(None)
         for offset in range(0, memory.nbytes, _PIECE_BYTES):
             length = min(_PIECE_BYTES, memory.nbytes - offset)
-            where = ctypes.c_void_p(start + offset)
             # Refused by kernels before 5.14: then the first touches cost what they cost.
-            if self._stop.is_set() or libc.madvise(where, ctypes.c_size_t(length), self._advice):
+            if self._stop.is_set() or advise(start + offset, length, self._advice):
                 return
