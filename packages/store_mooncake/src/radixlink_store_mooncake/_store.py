@@ -13,7 +13,7 @@ opened here, and their ranges read in `_ranges.py`::
     open_lent  whole pages into it -> one batch get
     verify     the range where it lies; else tag and range, as `read`
 
-Rules of the file:
+Rules of a store:
 
 1. Nothing is told as read before its checksum was verified on the caller's own bytes, lent or not,
    with the generation that the handle names. So whatever moves or goes underneath is a miss.
@@ -74,7 +74,8 @@ if TYPE_CHECKING:
 class MooncakePageStore(LendingStore):
     """Pages in Mooncake. `contains` raises their recency, as everything does that looks at them.
 
-    Thread: any, several at once.
+    Thread: any, several at once, of the process that opened it.
+    Errors: `StaleHandleError` after `close`, and in a forked child.
     """
 
     def __init__(
@@ -116,7 +117,7 @@ class MooncakePageStore(LendingStore):
         self._ranges: Final = RangeReader(
             page_format, client, staging, prefix=prefix, second_look=look, tally=tally
         )
-        self._writer: Final = os.getpid()
+        self._process: Final = os.getpid()
         self._closed = False
 
     @property
@@ -254,7 +255,7 @@ class MooncakePageStore(LendingStore):
         first, pages = distinct(keys)
         form = self._format
         for page, generation in zip(pages, new_generations(len(pages)), strict=True):
-            header = Header(generation, self._writer)
+            header = Header(generation, self._process)
             form.seal(keys[page], header, loan.frames[page].data)
         try:
             stored = self._send(
@@ -304,6 +305,11 @@ class MooncakePageStore(LendingStore):
             raise StaleHandleError(
                 "Mooncake store: expected an open store, got one that was closed"
             )
+        if os.getpid() != self._process:
+            raise StaleHandleError(
+                f"Mooncake store: expected a call of process {self._process} that opened it, got "
+                f"one of its forked child {os.getpid()}, where Mooncake does not work"
+            )
 
     def _names(self, keys: PageKeys) -> list[str]:
         """What the objects of pages are called."""
@@ -340,7 +346,7 @@ class MooncakePageStore(LendingStore):
             generations = new_generations(len(pages))
             for place, (page, generation) in enumerate(zip(pages, generations, strict=True)):
                 start, key = place * size, keys[page]
-                form.write_header(key, Header(generation, self._writer), block.view[start:])
+                form.write_header(key, Header(generation, self._process), block.view[start:])
                 for layer_range, column in enumerate(columns):
                     row = column[page]
                     tag = start + form.tag_offsets[layer_range]
