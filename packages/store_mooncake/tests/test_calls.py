@@ -70,6 +70,34 @@ def test_late_call_keeps_its_memory_until_it_returns() -> None:
     assert memory.free.wait(LONG_S)
 
 
+def test_call_that_has_no_time_left_is_late_at_once() -> None:
+    calls, answer, memory = Calls(max_late=2), threading.Event(), Memory()
+    with pytest.raises(UnansweredError):
+        calls.run(lambda: answer.wait(LONG_S), -0.5, memory)
+    assert memory.holders == 1
+    answer.set()
+    assert memory.free.wait(LONG_S)
+
+
+def test_call_without_a_thread_is_not_made_and_holds_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    calls, memory, made = Calls(max_late=1), Memory(), list[int]()
+
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(UnansweredError, match="can't start new thread"):
+            calls.run(lambda: made.append(1), LONG_S, memory)
+    assert memory.free.is_set()
+    assert calls.run(lambda: 7, LONG_S, memory) == 7
+    # Nothing runs any more, so that the end does not wait.
+    calls.close(lambda: made.append(2), LONG_S)
+    assert made == [2]
+
+
 def test_calls_are_refused_while_too_many_are_late_and_made_again_after() -> None:
     calls, answer, memory = Calls(max_late=2), threading.Event(), Memory()
     for _ in range(2):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import sys
+import threading
 from typing import TYPE_CHECKING, Final
 
 import attrs
@@ -16,7 +17,7 @@ from radixlink_contracts.errors import (
     CapacityError,
     ContractError,
 )
-from radixlink_store_mooncake import MooncakeSettings, MooncakeStoreFactory
+from radixlink_store_mooncake import MooncakeSettings, MooncakeStoreFactory, _factory
 from radixlink_testing import SUITE_LAYOUT
 from radixlink_testing.pages import page_keys, page_parts
 
@@ -121,6 +122,7 @@ def test_file_that_is_not_there_is_told(tmp_path: Path) -> None:
         ("num_buffers", 1),
         ("call_timeout_s", 0),
         ("call_timeout_s", float("inf")),
+        ("call_timeout_s", 1e12),
         ("call_timeout_s", float("nan")),
         ("max_late_calls", 0),
     ],
@@ -148,6 +150,40 @@ def test_missing_mooncake_says_what_to_install(monkeypatch: pytest.MonkeyPatch) 
     factory = MooncakeStoreFactory(StoreConfig(location="127.0.0.1:50051"))
     with pytest.raises(BackendUnavailableError, match=r"pip install .*libibverbs1"):
         factory.open(SUITE_LAYOUT)
+
+
+class _SlowClient:
+    """One that is asked to register memory and has not answered yet. Mooncake's own answers at once."""
+
+    def __init__(self) -> None:
+        self.answer, self.closed = threading.Event(), threading.Event()
+
+    def register_buffer(self, _address: int, _size: int) -> int:
+        self.answer.wait()
+        return 0
+
+    def unregister_buffer(self, _address: int) -> int:
+        return 0
+
+    def close(self) -> int:
+        self.closed.set()
+        return 0
+
+
+def test_connection_whose_memory_is_not_registered_in_time_is_closed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    client = _SlowClient()
+    monkeypatch.setattr(_factory, "make_client", lambda: client)
+    monkeypatch.setattr(_factory, "make_replicate_config", lambda _settings: None)
+    monkeypatch.setattr(_factory, "connect", lambda *_arguments: None)
+    settings = MooncakeSettings(master_server_address="127.0.0.1:50051", call_timeout_s=0.01)
+    factory = MooncakeStoreFactory(StoreConfig(timeout_s=0.01), settings)
+    with pytest.raises(BackendUnavailableError, match=r"within 0\.01 s"):
+        factory.open(SUITE_LAYOUT)
+    assert not client.closed.is_set()
+    client.answer.set()
+    assert client.closed.wait(30.0)
 
 
 def test_page_that_fits_no_buffer_is_refused(factory: MooncakeStoreFactory) -> None:

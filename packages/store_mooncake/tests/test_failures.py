@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 _KEYS: Final = page_keys(range(16))
 _PAGES_OF_PROGRAM: Final = page_keys(range(2), "opener")
-_PROGRAM: Final = Path(__file__).parent / "programs" / "opener.py"
+_PROGRAMS: Final = Path(__file__).parent / "programs"
 _SOON_S: Final = 30.0
 _SHORT_S: Final = 1.0
 _WIDE: Final = attrs.evolve(SUITE_LAYOUT, range_bytes=(1 << 20,))
@@ -220,7 +220,7 @@ def test_object_that_is_no_page_is_a_miss_and_goes(
 def test_handles_say_which_process_wrote_and_it_ends_while_its_calls_hang(
     short: MooncakeStoreFactory, patient: Patient
 ) -> None:
-    with _program(patient.mooncake) as program:
+    with _program("opener.py", patient.mooncake) as program:
         pid = _line(program)
         store = short.open(SUITE_LAYOUT)
         handles = store.open(_PAGES_OF_PROGRAM, 0.0)
@@ -231,10 +231,18 @@ def test_handles_say_which_process_wrote_and_it_ends_while_its_calls_hang(
         assert (program.returncode, out) == (0, "0\n"), err
 
 
+def test_forked_child_is_told_and_its_parent_is_not_disturbed(patient: Patient) -> None:
+    stale, unavailable = "StaleHandleError", "BackendUnavailableError"
+    told = [*[stale] * 5, *[unavailable] * 2, *["nothing"] * 2]
+    with _program("forker.py", patient.mooncake) as program:
+        out, err = program.communicate()
+        assert (program.returncode, out) == (0, f"{' '.join(told)}\n0 2\n"), err
+
+
 @contextlib.contextmanager
-def _program(mooncake: Mooncake) -> Iterator[subprocess.Popen[str]]:
+def _program(name: str, mooncake: Mooncake) -> Iterator[subprocess.Popen[str]]:
     with subprocess.Popen(
-        [sys.executable, str(_PROGRAM), mooncake.address],
+        [sys.executable, str(_PROGRAMS / name), mooncake.address],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

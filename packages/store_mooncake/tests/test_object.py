@@ -12,7 +12,6 @@ from radixlink_store_mooncake._object import (
     TAG_BYTES,
     Header,
     PageFormat,
-    generation_of,
 )
 from radixlink_testing import SUITE_LAYOUT
 from radixlink_testing.pages import page_key, range_bytes
@@ -65,7 +64,7 @@ def test_header_of_another_page_or_layout_is_none() -> None:
 def test_tag_names_its_generation_and_differs_in_all_that_it_covers() -> None:
     data = bytes(range(96))
     tag = FORM.tag(KEY, 7, 0, data)
-    assert generation_of(memoryview(tag)) == 7
+    assert tag[:8] == (7).to_bytes(8, "little")
     other_layout = PageFormat.of(attrs.evolve(SUITE_LAYOUT, pool=PoolName.SWA))
     others = [
         FORM.tag(page_key(2), 7, 0, data),
@@ -76,6 +75,19 @@ def test_tag_names_its_generation_and_differs_in_all_that_it_covers() -> None:
     ]
     # Of the checksum alone: the generation is beside it.
     assert len({each[8:] for each in (tag, *others)}) == 6
+
+
+def test_tag_and_bytes_are_of_one_write_or_of_another_or_of_none() -> None:
+    data = bytes(range(96))
+    tag = memoryview(FORM.tag(KEY, 7, 0, data))
+    of_none = memoryview(FORM.tag(KEY, 7, 0, data)[:8] + FORM.tag(KEY, 8, 0, data)[8:])
+    assert FORM.is_right(KEY, 7, 0, tag, data)
+    assert not FORM.is_renewed(KEY, 7, 0, tag, data)
+    assert not FORM.is_right(KEY, 6, 0, tag, data)
+    assert FORM.is_renewed(KEY, 6, 0, tag, data)
+    for generation in (6, 7, 8):
+        assert not FORM.is_right(KEY, generation, 0, of_none, data)
+        assert not FORM.is_renewed(KEY, generation, 0, of_none, data)
 
 
 def test_sealed_page_has_the_header_and_the_tags_of_what_lay_there() -> None:

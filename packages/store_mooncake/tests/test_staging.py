@@ -46,6 +46,45 @@ def test_who_waits_gets_the_next_free_block() -> None:
     assert taken == [block]
 
 
+def test_who_waits_gets_a_block_that_is_kept_while_nobody_reads_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    staging = Staging(4096, 1)
+    waits, wait = threading.Event(), staging._changed.wait
+
+    def tell_and_wait(timeout: float | None = None) -> bool:
+        # The condition is held until it waits: nothing becomes of the block before that.
+        waits.set()
+        return wait(timeout)
+
+    monkeypatch.setattr(staging._changed, "wait", tell_and_wait)
+    block = staging.take(0.0)
+    taken: list[Block] = []
+    waiting = threading.Thread(target=lambda: taken.append(staging.take(1000.0)), daemon=True)
+    waiting.start()
+    assert waits.wait(30.0)
+    staging.keep(block, {PAGE: 0}, uses=9)
+    block.release()
+    waiting.join(30.0)
+    assert taken == [block]
+    assert staging.find([PAGE]) == [None]
+
+
+def test_kept_block_that_is_read_stays_kept_while_another_can_go() -> None:
+    staging = Staging(4096, 2)
+    pages = [(b"page", number) for number in range(2)]
+    kept = []
+    for page in pages:
+        with staging.take(0.0) as block:
+            staging.keep(block, {page: 0}, uses=9)
+            kept.append(block)
+    assert staging.find(pages[:1]) == [(kept[0], 0)]
+    assert staging.take(0.0) is kept[1]
+    with pytest.raises(UnansweredError):
+        staging.take(0.0)
+    assert staging.find(pages) == [(kept[0], 0), None]
+
+
 def test_kept_block_is_found_until_its_memory_is_needed() -> None:
     staging = Staging(4096, 2)
     with staging.take(0.0) as first:
@@ -114,7 +153,7 @@ def test_one_block_is_kept_back_from_borrowers() -> None:
     assert staging.lend() is None
     with staging.take(0.0) as left:
         assert left not in {first, second}
-    staging.end_loan(first)
+    first.release()
     assert staging.lend() is first
 
 
@@ -126,23 +165,27 @@ def test_borrower_waits_for_nothing_but_takes_what_is_kept() -> None:
     lent = staging.lend()
     assert lent is kept
     assert staging.find([PAGE]) == [None]
-    staging.end_loan(kept)
+    kept.release()
     # All are taken, none is lent.
     last = staging.take(0.0)
     assert {block, last} == {kept, block}
     assert staging.lend() is None
 
 
-def test_block_that_a_call_holds_is_not_free_when_its_borrower_gives_it_back() -> None:
-    staging = Staging(4096, 2)
-    lent = staging.lend()
-    assert lent is not None
-    lent.hold()
-    staging.end_loan(lent)
+def test_block_that_a_call_holds_is_lent_until_the_call_has_returned() -> None:
+    staging = Staging(4096, 3)
+    late = staging.lend()
+    assert late is not None
+    late.hold()
+    late.release()
     other = staging.lend()
     assert other is not None
-    assert other is not lent
+    assert other is not late
+    # The third is kept back, for calls.
+    assert staging.lend() is None
+    third = staging.take(0.0)
+    assert third not in {late, other}
     with pytest.raises(UnansweredError):
         staging.take(0.0)
-    lent.release()
-    assert staging.take(0.0) is lent
+    late.release()
+    assert staging.lend() is late

@@ -74,12 +74,12 @@ class Calls:
 
         Args:
             work: The call.
-            timeout_s: How long to wait for it.
+            timeout_s: How long to wait for it; below 0 is not at all.
             held: Is held until it has returned, however late that is.
 
         Raises:
-            UnansweredError: It did not return in time, or was not made: too many are late, or this
-                was closed. Its own exceptions pass.
+            UnansweredError: It did not return in time, or was not made: too many are late, this was
+                closed, or there is no thread for it. Its own exceptions pass.
         """
         values: list[_T] = []
         errors: list[Exception] = []
@@ -107,8 +107,18 @@ class Calls:
                 held.hold()
             self._num_running += 1
             queue = self._idle.pop() if self._idle else None
-        self._hand_over(job, queue)
-        if not job.returned.acquire(timeout=timeout_s):
+        try:
+            self._hand_over(job, queue)
+        except RuntimeError as error:
+            with self._returned:
+                self._num_running -= 1
+                self._returned.notify_all()
+            if held is not None:
+                held.release()
+            raise UnansweredError(
+                f"Mooncake: expected a thread for a call, got: {error}", transient=True
+            ) from error
+        if not job.returned.acquire(timeout=max(timeout_s, 0.0)):
             with self._returned:
                 job.late = not job.over
                 self._num_late += job.late
@@ -148,7 +158,11 @@ class Calls:
         thread.join(timeout_s)
 
     def _hand_over(self, job: _Job, queue: SimpleQueue[_Job | None] | None) -> None:
-        """Give a call to a thread that waits, or to a new one."""
+        """Give a call to a thread that waits, or to a new one.
+
+        Raises:
+            RuntimeError: The system has no more threads.
+        """
         if queue is None:
             queue = SimpleQueue()
             threading.Thread(

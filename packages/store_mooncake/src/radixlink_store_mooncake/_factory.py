@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from typing import TYPE_CHECKING, Final
 
@@ -14,6 +15,7 @@ from radixlink_store_mooncake._client import PageClient
 from radixlink_store_mooncake._codes import Code
 from radixlink_store_mooncake._engine import connect, make_client, make_replicate_config
 from radixlink_store_mooncake._object import PageFormat
+from radixlink_store_mooncake._process import require_no_fork
 from radixlink_store_mooncake._settings import MooncakeSettings
 from radixlink_store_mooncake._staging import Staging
 from radixlink_store_mooncake._store import MooncakePageStore
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
 class _Connection:
     """What all stores of a factory share."""
 
+    process: int
     client: MooncakeClient
     pages: PageClient
     calls: Calls
@@ -79,11 +82,14 @@ class MooncakeStoreFactory:
 
         Raises:
             CapacityError: A page does not fit a staging buffer.
-            BackendUnavailableError: Mooncake is not installed, or no master answers.
+            BackendUnavailableError: Mooncake is not installed, or no master answers; or this
+                process was forked from one that has connected.
             StaleHandleError: The factory was closed.
 
         Owns: the caller closes it; so does the factory's close.
         """
+        # Before the mutex, which such a child may find held for ever.
+        require_no_fork()
         page_format = PageFormat.of(layout)
         needed, available = page_format.object_bytes, self._settings.buffer_bytes
         if needed > available:
@@ -114,9 +120,14 @@ class MooncakeStoreFactory:
     def close(self) -> None:
         """Close every store it opened, and disconnect. Idempotent.
 
-        The pages stay, but for those in memory that this process gave. Waits for Mooncake, about a
-        second, and for no more than `call_timeout_s`.
+        The pages stay, but for those in memory that this process gave. Waits for an `open` in
+        progress, and then for Mooncake: about a second, and no more than `call_timeout_s`. In a
+        forked child it disconnects nobody.
         """
+        connection = self._connection
+        if connection is not None and connection.process != os.getpid():
+            # Kept: a child that drops it ends.
+            return
         with self._mutex:
             self._closed = True
             stores, self._stores = self._stores, []
@@ -138,14 +149,19 @@ class MooncakeStoreFactory:
         calls = Calls(settings.max_late_calls)
         staging = Staging(settings.buffer_bytes, settings.num_buffers)
         connection = _Connection(
+            process=os.getpid(),
             client=client,
             pages=PageClient(client, put_config, calls, settings.call_timeout_s),
             calls=calls,
             staging=staging,
         )
-        code = calls.run(
-            lambda: client.register_buffer(staging.address, staging.num_bytes), timeout_s
-        )
+        try:
+            code = calls.run(
+                lambda: client.register_buffer(staging.address, staging.num_bytes), timeout_s
+            )
+        except UnansweredError:
+            self._disconnect(connection)
+            raise
         if code != Code.OK:
             self._disconnect(connection)
             raise BackendUnavailableError(

@@ -49,7 +49,7 @@ class Loan(LentFrames):
         with self._mutex:
             released, self._released = self._released, True
         if not released:
-            self._staging.end_loan(self.block)
+            self.block.release()
 
     def serve(self, what: str) -> None:
         """The frames are for this call, and for no other.

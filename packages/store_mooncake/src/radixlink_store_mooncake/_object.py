@@ -131,14 +131,27 @@ class PageFormat:
         seed = self._seed(key, generation, layer_range)
         return _TAG.pack(generation, xxh3_64_intdigest(data, seed))
 
+    def is_right(
+        self, key: bytes, generation: int, layer_range: int, tag: memoryview, data: Buffer
+    ) -> bool:
+        """Tag and bytes are that range of that write of that page.
+
+        Cost: one pass over `data`.
+        """
+        return bool(tag == self.tag(key, generation, layer_range, data))
+
+    def is_renewed(
+        self, key: bytes, generation: int, layer_range: int, tag: memoryview, data: Buffer
+    ) -> bool:
+        """Tag and bytes are that range of that page, but of another write.
+
+        Cost: one pass over `data`, none where the tag names that write.
+        """
+        other: int = _TAG.unpack_from(tag)[0]
+        return other != generation and self.is_right(key, other, layer_range, tag, data)
+
     def _seed(self, key: bytes, generation: int, layer_range: int) -> int:
         return xxh3_64_intdigest(_SEED.pack(self.fingerprint, key, generation, layer_range))
-
-
-def generation_of(tag: memoryview) -> int:
-    """The generation that a tag names."""
-    generation: int = _TAG.unpack_from(tag)[0]
-    return generation
 
 
 def _aligned(size: int) -> int:

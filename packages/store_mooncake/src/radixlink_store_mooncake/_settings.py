@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NoReturn
 
@@ -101,8 +102,10 @@ class MooncakeSettings:
         for name, least in (("num_buffers", 2), ("max_late_calls", 1)):
             if getattr(self, name) < least:
                 _refuse(f"{name} of at least {least}", getattr(self, name))
-        if not 0 < self.call_timeout_s < float("inf"):
-            _refuse("call_timeout_s above 0", self.call_timeout_s)
+        if not 0 < self.call_timeout_s <= threading.TIMEOUT_MAX:
+            _refuse(
+                f"call_timeout_s above 0 and at most {threading.TIMEOUT_MAX:g}", self.call_timeout_s
+            )
 
     @property
     def master(self) -> tuple[str, int]:

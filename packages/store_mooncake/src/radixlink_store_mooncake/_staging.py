@@ -2,11 +2,13 @@
 
 A block belongs to whoever holds it; the last to release it makes it free. A call that is late holds
 its block until it returns. Blocks whose pages a load may still ask for are kept after that, until
-all of them were asked for as often as was said, or somebody needs a block: the one kept longest goes
-first. The block that became free last is lent next, for it is the warmest.
+all of them were asked for as often as was said, or somebody needs a block: the one kept longest of
+those that nobody reads goes first. The block that became free last is lent next, for it is the
+warmest.
 
 Of the store's borrowers, who hold a block for as long as they like, one block is always kept back:
-whoever waits for a block holds none that another waits for.
+whoever waits for a block holds none that another waits for. A block counts as lent until it is free,
+for the borrower may give it back while a call that is late holds it.
 """
 
 from __future__ import annotations
@@ -84,9 +86,9 @@ class Staging:
         self._kept: Final[dict[Block, tuple[PageId, ...]]] = {}
         #: How often the pages of each kept block will still be asked for.
         self._uses: Final[dict[Block, int]] = {}
-        #: How many blocks borrowers may hold at once, and hold.
+        #: How many blocks may be lent at once, and those that are.
         self._max_lent: Final = num_blocks - 1
-        self._num_lent = 0
+        self._lent: Final[set[Block]] = set()
 
     @property
     def address(self) -> int:
@@ -114,18 +116,13 @@ class Staging:
             return self._taken()
 
     def lend(self) -> Block | None:
-        """A block, held once, for a borrower, who gives it back by `end_loan`; None if there is none now."""
+        """A block, held once, for a borrower, who releases it; None if there is none now."""
         with self._changed:
-            if self._num_lent >= self._max_lent or not self._make_room():
+            if len(self._lent) >= self._max_lent or not self._make_room():
                 return None
-            self._num_lent += 1
-            return self._taken()
-
-    def end_loan(self, block: Block) -> None:
-        """The borrower holds a block no more."""
-        with self._changed:
-            self._num_lent -= 1
-            self._let_go(block)
+            block = self._taken()
+            self._lent.add(block)
+            return block
 
     def keep(self, block: Block, pages: Mapping[PageId, int], uses: int) -> None:
         """Keep a block for later reads of its pages, until they are done or its memory is needed.
@@ -171,9 +168,11 @@ class Staging:
         return block
 
     def _make_room(self) -> bool:
-        """A block is free, if need be because a kept one was forgotten. The condition is held."""
-        while not self._free and self._kept:
-            self._forget(next(iter(self._kept)))
+        """A block is free, if need be because one that was only kept is forgotten. The condition is held."""
+        if not self._free:
+            unread = next((block for block in self._kept if block.holders == 1), None)
+            if unread is not None:
+                self._forget(unread)
         return bool(self._free)
 
     def _count_use(self, block: Block) -> None:
@@ -192,7 +191,13 @@ class Staging:
         self._let_go(block)
 
     def _let_go(self, block: Block) -> None:
+        """One fewer holds a block; whoever waits may have it if that was the last. The condition is held."""
         block.holders -= 1
+        if block.holders > 1:
+            return
         if not block.holders:
+            self._lent.discard(block)
             self._free.append(block)
-            self._changed.notify()
+        elif block not in self._kept:
+            return
+        self._changed.notify()

@@ -1,7 +1,8 @@
 """`MooncakePageStore`: the `PageStore` contract over Mooncake's batch calls.
 
 Theory of operation. A page is one object, its name the namespace, the layout's fingerprint and the
-page's key; `_object.py` has its bytes. All bytes go through registered staging::
+page's key; `_object.py` has its bytes. All bytes go through registered staging; pages are put and
+opened here, and their ranges read in `_ranges.py`::
 
     put        header, tags and ranges into a buffer -> one batch put
     open       whole pages into a buffer that is kept for reads -> one batch get
@@ -12,15 +13,15 @@ page's key; `_object.py` has its bytes. All bytes go through registered staging:
     open_lent  whole pages into it -> one batch get
     verify     the range where it lies; else tag and range, as `read`
 
-Rules of the file:
+Rules of a store:
 
 1. Nothing is told as read before its checksum was verified on the caller's own bytes, lent or not,
    with the generation that the handle names. So whatever moves or goes underneath is a miss.
 2. A call that is late or refused, and a code that tries did not change, is a miss for its pages.
    Nothing of Mooncake's raises out of a store.
-3. What does not verify is looked at once more, in the store. If it is of the same write, or no page
-   at all, it is damaged and removed, so that the page can be stored again. A removal by mistake, as
-   when somebody wrote it anew in between, costs that page.
+3. What does not verify is looked at once more, in the store (`_second_look.py`). If it is of the
+   same write, or no page at all, it is damaged and removed, so that the page can be stored again. A
+   removal by mistake, as when somebody wrote it anew in between, costs that page.
 4. Two writers of one page at once: Mooncake tells the second "put" while the first still writes. If
    that one dies, the page is missing although the second was told. Storedness is a hint.
 5. Memory that a call was given is nobody else's before that call has returned, however late, and
@@ -29,9 +30,7 @@ Rules of the file:
 
 from __future__ import annotations
 
-import enum
 import os
-import threading
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -54,13 +53,15 @@ from radixlink_store_mooncake._object import (
     HEADER_BYTES,
     TAG_BYTES,
     Header,
-    generation_of,
 )
+from radixlink_store_mooncake._ranges import RangeReader
+from radixlink_store_mooncake._second_look import SecondLook
+from radixlink_store_mooncake._tally import Tally
 from radixlink_store_mooncake.counters import MooncakeCounters
 from radixlink_store_mooncake.errors import UnansweredError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Sequence
 
     from typing_extensions import Buffer
 
@@ -70,19 +71,11 @@ if TYPE_CHECKING:
     from radixlink_store_mooncake._staging import Block, Bytes, Staging
 
 
-class _Verdict(enum.Enum):
-    """What a second look at a page says."""
-
-    RIGHT = enum.auto()
-    #: Gone, or of another write.
-    STALE = enum.auto()
-    DAMAGED = enum.auto()
-
-
 class MooncakePageStore(LendingStore):
     """Pages in Mooncake. `contains` raises their recency, as everything does that looks at them.
 
-    Thread: any, several at once.
+    Thread: any, several at once, of the process that opened it.
+    Errors: `StaleHandleError` after `close`, and in a forked child.
     """
 
     def __init__(
@@ -115,10 +108,16 @@ class MooncakePageStore(LendingStore):
             range_offsets=tuple(offset + TAG_BYTES for offset in page_format.tag_offsets),
             max_pages=staging.block_bytes // page_format.object_bytes,
         )
-        self._prefix: Final = f"{namespace}/{FORMAT_VERSION}/{page_format.fingerprint.hex()}/"
-        self._writer: Final = os.getpid()
-        self._mutex: Final = threading.Lock()
-        self._counters = MooncakeCounters()
+        prefix = f"{namespace}/{FORMAT_VERSION}/{page_format.fingerprint.hex()}/"
+        tally = Tally()
+        look = SecondLook(page_format, client, staging, prefix, tally)
+        self._prefix: Final = prefix
+        self._tally: Final = tally
+        self._second_look: Final = look
+        self._ranges: Final = RangeReader(
+            page_format, client, staging, prefix=prefix, second_look=look, tally=tally
+        )
+        self._process: Final = os.getpid()
         self._closed = False
 
     @property
@@ -130,7 +129,7 @@ class MooncakePageStore(LendingStore):
     @property
     def counters(self) -> MooncakeCounters:
         """What this opener did so far; also after `close`."""
-        return self._counters
+        return self._tally.counters
 
     @override
     def contains(self, keys: PageKeys) -> PageBits:
@@ -144,7 +143,7 @@ class MooncakePageStore(LendingStore):
         try:
             codes = self._client.exist(self._names(keys))
         except UnansweredError:
-            self._count(MooncakeCounters(unanswered=1))
+            self._tally.add(MooncakeCounters(unanswered=1))
             return PageBits.none(len(keys))
         return PageBits.of((page for page, code in enumerate(codes) if code == 1), len(keys))
 
@@ -171,7 +170,7 @@ class MooncakePageStore(LendingStore):
             try:
                 some = self._fetch_headers(keys.span(start, start + step), whole=whole)
             except UnansweredError:
-                self._count(MooncakeCounters(unanswered=1))
+                self._tally.add(MooncakeCounters(unanswered=1))
                 break
             headers += [(start + page, header) for page, header in some]
         return handles_of(keys, headers)
@@ -186,9 +185,10 @@ class MooncakePageStore(LendingStore):
         Cost: a copy and a checksum for each page; a ranged get for those that `open` did not fetch.
         """
         self._require_open()
-        size = self._size_of(layer_range)
+        self._require_range(layer_range)
+        size = self._layout.range_bytes[layer_range]
         rows = rows_of(out, len(handles.keys), size, what="out", writable=True)
-        return self._read(handles, layer_range, rows, self._read_kept(handles, layer_range, rows))
+        return self._ranges.read(handles, layer_range, rows)
 
     @override
     def put(self, keys: PageKeys, parts: Sequence[Buffer]) -> PageBits:
@@ -215,7 +215,7 @@ class MooncakePageStore(LendingStore):
             try:
                 stored |= self._put(keys, some, columns)
             except UnansweredError:
-                self._count(MooncakeCounters(unanswered=1))
+                self._tally.add(MooncakeCounters(unanswered=1))
                 break
         return with_copies(keys, first, stored)
 
@@ -255,14 +255,14 @@ class MooncakePageStore(LendingStore):
         first, pages = distinct(keys)
         form = self._format
         for page, generation in zip(pages, new_generations(len(pages)), strict=True):
-            header = Header(generation, self._writer)
+            header = Header(generation, self._process)
             form.seal(keys[page], header, loan.frames[page].data)
         try:
             stored = self._send(
                 keys, pages, loan.block, [page * form.object_bytes for page in pages]
             )
         except UnansweredError:
-            self._count(MooncakeCounters(unanswered=1))
+            self._tally.add(MooncakeCounters(unanswered=1))
             stored = set()
         return with_copies(keys, first, stored)
 
@@ -277,9 +277,9 @@ class MooncakePageStore(LendingStore):
         try:
             codes = self._client.get(self._names(keys), loan.block, size)
             headers, suspects = self._headers_in(keys, codes, loan.block, size)
-            headers += self._headers_of(keys, suspects)
+            headers += self._second_look.headers(keys, suspects)
         except UnansweredError:
-            self._count(MooncakeCounters(unanswered=1))
+            self._tally.add(MooncakeCounters(unanswered=1))
             headers = []
         return handles_of(keys, headers)
 
@@ -290,13 +290,10 @@ class MooncakePageStore(LendingStore):
         Cost: a checksum for each page; a ranged get for those that are not right.
         """
         self._require_open()
-        size = self._size_of(layer_range)
+        self._require_range(layer_range)
         loan = self._own(lent, len(handles.keys), "verify")
         loan.require_held("verify")
-        data = self._frames.range_offsets[layer_range]
-        rows = loan.frames[:, data : data + size]
-        judged = self._judge_lent(handles, layer_range, loan)
-        return self._read(handles, layer_range, rows, judged)
+        return self._ranges.verify(handles, layer_range, loan)
 
     @override
     def close(self) -> None:
@@ -308,13 +305,18 @@ class MooncakePageStore(LendingStore):
             raise StaleHandleError(
                 "Mooncake store: expected an open store, got one that was closed"
             )
+        if os.getpid() != self._process:
+            raise StaleHandleError(
+                f"Mooncake store: expected a call of process {self._process} that opened it, got "
+                f"one of its forked child {os.getpid()}, where Mooncake does not work"
+            )
 
     def _names(self, keys: PageKeys) -> list[str]:
         """What the objects of pages are called."""
         return [self._prefix + key.hex() for key in keys]
 
-    def _size_of(self, layer_range: int) -> int:
-        """Bytes of a layer range.
+    def _require_range(self, layer_range: int) -> None:
+        """There is such a layer range.
 
         Raises:
             ContractError: There is none.
@@ -324,7 +326,6 @@ class MooncakePageStore(LendingStore):
             raise ContractError(
                 f"Mooncake store: expected a layer range in 0..{len(sizes) - 1}, got {layer_range}"
             )
-        return sizes[layer_range]
 
     def _own(self, lent: LentFrames, num_pages: int, what: str) -> Loan:
         """Frames that a caller was lent here, one for each of some pages.
@@ -345,7 +346,7 @@ class MooncakePageStore(LendingStore):
             generations = new_generations(len(pages))
             for place, (page, generation) in enumerate(zip(pages, generations, strict=True)):
                 start, key = place * size, keys[page]
-                form.write_header(key, Header(generation, self._writer), block.view[start:])
+                form.write_header(key, Header(generation, self._process), block.view[start:])
                 for layer_range, column in enumerate(columns):
                     row = column[page]
                     tag = start + form.tag_offsets[layer_range]
@@ -363,7 +364,9 @@ class MooncakePageStore(LendingStore):
         codes = self._client.put(names, block, offsets, self._format.object_bytes)
         full = codes.count(Code.NO_AVAILABLE_HANDLE)
         done = codes.count(Code.OK)
-        self._count(MooncakeCounters(put=done, rejected_full=full, failed=len(codes) - done - full))
+        self._tally.add(
+            MooncakeCounters(put=done, rejected_full=full, failed=len(codes) - done - full)
+        )
         return {page for page, code in zip(pages, codes, strict=True) if code == Code.OK}
 
     def _fetch_headers(self, keys: PageKeys, *, whole: bool) -> list[tuple[int, Header]]:
@@ -386,7 +389,7 @@ class MooncakePageStore(LendingStore):
             if whole and headers:
                 kept = {(keys[page], header.generation): page * size for page, header in headers}
                 self._staging.keep(block, kept, uses=len(headers) * len(form.range_bytes))
-        return headers + self._headers_of(keys, suspects)
+        return headers + self._second_look.headers(keys, suspects)
 
     def _headers_in(
         self, keys: PageKeys, codes: Sequence[int], block: Block, size: int
@@ -420,195 +423,5 @@ class MooncakePageStore(LendingStore):
             else:
                 headers.append((page, header))
         if failed:
-            self._count(MooncakeCounters(failed=failed))
+            self._tally.add(MooncakeCounters(failed=failed))
         return headers, suspects
-
-    def _headers_of(self, keys: PageKeys, suspects: Sequence[int]) -> list[tuple[int, Header]]:
-        """The headers of pages whose get may have met one that went while it ran: what is there now?"""
-        headers: list[tuple[int, Header]] = []
-        for page in suspects:
-            header, verdict = self._look_at_header(keys[page])
-            if verdict is _Verdict.DAMAGED:
-                self._remove(keys[page])
-            elif header is not None:
-                headers.append((page, header))
-        return headers
-
-    def _read(
-        self,
-        handles: PageHandles,
-        layer_range: int,
-        rows: Bytes,
-        judged: Iterable[tuple[int, bool]],
-    ) -> PageBits:
-        """Which rows are right, once those that are not were read in the store.
-
-        Args:
-            handles: The pages.
-            layer_range: Which range of each.
-            rows: Where it goes. Shape: (num_pages, bytes of the range).
-            judged: Each page that was found, and whether its row is right already.
-        """
-        count = len(handles.keys)
-        mask = 0
-        elsewhere: list[int] = []
-        for page, right in judged:
-            if right:
-                mask |= 1 << page
-            else:
-                elsewhere.append(page)
-        try:
-            for page in self._read_stored(handles, elsewhere, layer_range, rows):
-                mask |= 1 << page
-        except UnansweredError:
-            self._count(MooncakeCounters(unanswered=1))
-        self._count(
-            MooncakeCounters(read_ok=mask.bit_count(), read_missing=count - handles.found.total)
-        )
-        return PageBits(mask, count)
-
-    def _read_kept(
-        self, handles: PageHandles, layer_range: int, rows: Bytes
-    ) -> Iterator[tuple[int, bool]]:
-        """Read what `open` fetched: each page that was found, and whether it was right there."""
-        form = self._format
-        tag_offset, size = form.tag_offsets[layer_range], form.range_bytes[layer_range]
-        pages = list(handles.found)
-        places = self._staging.find(
-            [(handles.keys[page], handles.generations[page]) for page in pages]
-        )
-        try:
-            for page, place in zip(pages, places, strict=True):
-                right = False
-                if place is not None:
-                    block, start = place
-                    tag = start + tag_offset
-                    data = tag + TAG_BYTES
-                    np.copyto(rows[page], block.bytes[data : data + size])
-                    right = self._is_right(
-                        handles, page, layer_range, block.view[tag:data], rows[page].data
-                    )
-                yield page, right
-        finally:
-            self._staging.release(place[0] for place in places if place is not None)
-
-    def _judge_lent(
-        self, handles: PageHandles, layer_range: int, loan: Loan
-    ) -> Iterator[tuple[int, bool]]:
-        """Each page that was found, and whether the range in its frame is right."""
-        view, frame_bytes = loan.buffer, self._frames.frame_bytes
-        offset, size = (
-            self._frames.range_offsets[layer_range],
-            self._layout.range_bytes[layer_range],
-        )
-        for page in handles.found:
-            data = page * frame_bytes + offset
-            tag = view[data - TAG_BYTES : data]
-            yield page, self._is_right(handles, page, layer_range, tag, view[data : data + size])
-
-    def _read_stored(
-        self, handles: PageHandles, pages: Sequence[int], layer_range: int, rows: Bytes
-    ) -> Iterator[int]:
-        """Read pages in the store by their ranges: those that are right."""
-        size = TAG_BYTES + self._format.range_bytes[layer_range]
-        step = self._staging.block_bytes // size
-        for start in range(0, len(pages), step):
-            some = pages[start : start + step]
-            names = [self._prefix + handles.keys[page].hex() for page in some]
-            suspects: list[int] = []
-            failed = stale = 0
-            with self._staging.take(self._client.timeout_s) as block:
-                codes = self._client.get_range(
-                    names, block, self._format.tag_offsets[layer_range], size
-                )
-                for place, (page, code) in enumerate(zip(some, codes, strict=True)):
-                    tag = place * size
-                    data = tag + TAG_BYTES
-                    if code == Code.OBJECT_NOT_FOUND:
-                        stale += 1
-                    elif code < 0 and code != Code.INVALID_PARAMS:
-                        failed += 1
-                    elif code != size:
-                        suspects.append(page)
-                    else:
-                        np.copyto(rows[page], block.bytes[data : tag + size])
-                        tagged = block.view[tag:data]
-                        if self._is_right(handles, page, layer_range, tagged, rows[page].data):
-                            yield page
-                        elif self._is_renewed(handles, page, layer_range, tagged, rows[page]):
-                            stale += 1
-                        else:
-                            suspects.append(page)
-            for page in suspects:
-                verdict = self._look_again(handles, page, layer_range, rows[page])
-                if verdict is _Verdict.RIGHT:
-                    yield page
-                elif verdict is _Verdict.STALE:
-                    stale += 1
-                else:
-                    self._remove(handles.keys[page])
-            self._count(MooncakeCounters(read_stale=stale, failed=failed))
-
-    def _is_right(
-        self, handles: PageHandles, page: int, layer_range: int, tag: memoryview, row: memoryview
-    ) -> bool:
-        """These bytes are that range of that write of that page."""
-        generation = handles.generations[page]
-        return bool(tag == self._format.tag(handles.keys[page], generation, layer_range, row))
-
-    def _look_again(
-        self, handles: PageHandles, page: int, layer_range: int, row: Bytes
-    ) -> _Verdict:
-        """Judge a page whose range was not right: is it another write's, or damaged?"""
-        key, generation = handles.keys[page], handles.generations[page]
-        header, verdict = self._look_at_header(key)
-        if header is None:
-            return verdict
-        if header.generation != generation:
-            return _Verdict.STALE
-        size = TAG_BYTES + len(row)
-        with self._staging.take(self._client.timeout_s) as block:
-            name, offset = self._prefix + key.hex(), self._format.tag_offsets[layer_range]
-            (code,) = self._client.get_range([name], block, offset, size)
-            if code != size:
-                return _Verdict.STALE
-            np.copyto(row, block.bytes[TAG_BYTES:size])
-            tag = block.view[:TAG_BYTES]
-            if self._is_right(handles, page, layer_range, tag, row.data):
-                return _Verdict.RIGHT
-            # Perhaps it was written anew since its header was read.
-            renewed = self._is_renewed(handles, page, layer_range, tag, row)
-        return _Verdict.STALE if renewed else _Verdict.DAMAGED
-
-    def _is_renewed(
-        self, handles: PageHandles, page: int, layer_range: int, tag: memoryview, row: Bytes
-    ) -> bool:
-        """These bytes are that range of another write of that page."""
-        generation = generation_of(tag)
-        if generation == handles.generations[page]:
-            return False
-        return bool(tag == self._format.tag(handles.keys[page], generation, layer_range, row.data))
-
-    def _look_at_header(self, key: bytes) -> tuple[Header | None, _Verdict]:
-        """The header of a page, if it is sound; else whether it is gone, or no page's at all."""
-        name = self._prefix + key.hex()
-        size = self._client.size(name)
-        if size < 0:
-            return None, _Verdict.STALE
-        if size != self._format.object_bytes:
-            return None, _Verdict.DAMAGED
-        with self._staging.take(self._client.timeout_s) as block:
-            (code,) = self._client.get_range([name], block, 0, HEADER_BYTES)
-            if code != HEADER_BYTES:
-                return None, _Verdict.STALE
-            header = self._format.read_header(key, block.view[:HEADER_BYTES])
-        return header, _Verdict.DAMAGED if header is None else _Verdict.RIGHT
-
-    def _remove(self, key: bytes) -> None:
-        """Remove what is no page."""
-        self._client.remove(self._prefix + key.hex())
-        self._count(MooncakeCounters(corrupt=1))
-
-    def _count(self, counts: MooncakeCounters) -> None:
-        with self._mutex:
-            self._counters += counts
