@@ -226,6 +226,19 @@ def test_a_match_is_a_use_that_counts_for_what_is_held_back(rig: Rig) -> None:
     assert offers(rig) == [end]
 
 
+def test_a_look_at_what_is_held_is_no_use_and_what_it_finds_as_recent_as_the_last(rig: Rig) -> None:
+    rig.tree.attach_linker(backup_threshold=1, retry_after=3)
+    end = rig.leaf(1)
+    rig.leaf(2)
+    rig.leaf(3)
+    fail(rig, end)
+    for _ in range(3):
+        assert rig.tree.holdings(rig.key(1)).last_node == end
+    assert [held.uses_left for held in rig.tree.held_back(end)] == [3]
+    rig.evict(1)
+    assert [rig.matched_pages(page) for page in (1, 2, 3)] == [1, 0, 1]
+
+
 def test_what_was_stored_begins_with_the_shortest_wait_when_it_is_lost_and_fails(rig: Rig) -> None:
     rig.tree.attach_linker(backup_threshold=1, touch_after=1, retry_after=3)
     end = rig.leaf(1)

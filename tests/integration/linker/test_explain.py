@@ -6,11 +6,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 from tests.integration.linker.layer_wise import admit, ask_for, finish, launch
-from tests.integration.linker.models import KINDS
+from tests.integration.linker.models import FULL_SWA, KINDS
+from tests.integration.linker.sequences import key_of
 
 from radixlink_contracts import (
     HitCause,
     LoadMiss,
+    LoadWaiting,
     OperationKind,
     Outcome,
     PoolName,
@@ -19,6 +21,8 @@ from radixlink_contracts import (
 from radixlink_linker import LinkerSettings
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from tests.integration.linker.conftest import MakeReplica
     from tests.integration.linker.rank import Rank
     from tests.integration.linker.replica import Replica
@@ -27,6 +31,7 @@ if TYPE_CHECKING:
 
 TOKENS = range(1, 9)
 """Four pages."""
+OTHER = range(101, 109)
 
 
 def explain(rank: Rank, name: str) -> Explanation:
@@ -73,6 +78,49 @@ def test_what_could_not_be_stored_is_told_of_a_request_that_goes_on_from_it(
     assert str(held) in str(explain(replica.ranks[0], "a"))
     replica.evict()
     assert replica.alike(lambda rank: explain(rank, "a").held_back) == ()
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_a_match_is_one_use_however_much_the_device_has_of_what_it_does_not_end_at(
+    make_replica: MakeReplica, num_ranks: int
+) -> None:
+    replica = make_replica(num_ranks, model=FULL_SWA, settings=LinkerSettings(retry_after_uses=50))
+    replica.ranks[-1].store.raising.add("put")
+    replica.compute(TOKENS)
+    replica.compute([*TOKENS, 11, 12])
+    assert replica.settle().num_offloads_failed == 3
+    replica.evict_windows(len(TOKENS))
+    left = uses_left(replica, TOKENS)
+    found = replica.match("a", TOKENS)
+    assert (found.device_prefix_len, found.full_kv_hit_length) == (0, 8)
+    assert uses_left(replica, TOKENS) == left - 1
+
+
+def test_a_load_uses_the_tree_when_it_begins_and_when_it_is_published(
+    make_replica: MakeReplica,
+) -> None:
+    replica = make_replica(2, settings=LinkerSettings(retry_after_uses=50))
+    replica.store(TOKENS)
+    replica.ranks[-1].store.raising.add("put")
+    replica.compute(OTHER)
+    assert replica.settle().num_offloads_failed == 1
+    assert replica.ask("a", TOKENS).host_hit_length == 8
+    left = uses_left(replica, OTHER)
+    assert isinstance(replica.load_back("a", TOKENS), LoadWaiting)
+    assert uses_left(replica, OTHER) == left - 1
+    replica.start()
+    assert replica.settle().landed == ("a",)
+    assert uses_left(replica, OTHER) == left - 2
+
+
+def uses_left(replica: Replica, tokens: Sequence[int]) -> int:
+    """For how long what stands at the end of a sequence is held back."""
+
+    def left(rank: Rank) -> int:
+        end = rank.tree.holdings(key_of(tokens)).last_node
+        return rank.tree.held_back(end)[-1].uses_left
+
+    return replica.alike(left)
 
 
 # -- a request's life ------------------------------------------------------------------------------

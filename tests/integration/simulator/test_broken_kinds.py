@@ -13,7 +13,7 @@ from radixlink_linker import DeviceSlots, UnifiedCacheLinkerWrapper
 from radixlink_linker._commit import commit_load
 from radixlink_linker._component_transfers import ComponentTransfers
 from radixlink_linker._load_plan import missing_pages
-from radixlink_linker._operation import LoadOperation, Operation
+from radixlink_linker._operation import LoadOperation, Operation, Verdict
 from radixlink_linker._operation_table import OperationTable
 from radixlink_linker._write_offs import WriteOffs
 from radixlink_testing.simulator import Plan, Rule, scenarios
@@ -23,7 +23,7 @@ from radixlink_tree._mamba import States
 from radixlink_tree._swa import Windows
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from radixlink_contracts import (
         BatchIndex,
@@ -44,6 +44,10 @@ if TYPE_CHECKING:
     from radixlink_tree._node import Node
 
 Wrapper = UnifiedCacheLinkerWrapper
+
+#: Scenarios of what is rare in any history.
+INSERTED_MEANWHILE: Final = "another insert of the pages for whose layers a forward waits"
+LENT_IN_VAIN: Final = "pages that a forward reads under the lock of a load that fails"
 
 
 # -- windows and states ----------------------------------------------------------------------------
@@ -206,6 +210,37 @@ def free_what_was_not_adopted_at_once(patch: Patch) -> None:
     patch.setattr(DeviceSlots, "retire_action", retire)
 
 
+def keep_the_lock_that_a_failed_load_lent(patch: Patch) -> None:
+    original = Wrapper._give_back
+
+    def give_back(self: Wrapper, operation: AnyOperation) -> None:
+        if isinstance(operation, LoadOperation) and has_lent_in_vain(operation):
+            self._loads.give_back(operation)
+            return
+        original(self, operation)
+
+    patch.setattr(Wrapper, "_give_back", give_back)
+
+
+def give_the_lock_that_a_failed_load_lent_back_twice(patch: Patch) -> None:
+    original = Wrapper._give_back
+
+    def give_back(self: Wrapper, operation: AnyOperation) -> None:
+        original(self, operation)
+        if isinstance(operation, LoadOperation) and has_lent_in_vain(operation):
+            self._slots.retire_lock(operation.receipt)
+
+    patch.setattr(Wrapper, "_give_back", give_back)
+
+
+def release_a_lent_lock_while_a_batch_reads(patch: Patch) -> None:
+    patch.setattr(LoadOperation, "lends", property(lambda _: False))
+
+
+def has_lent_in_vain(operation: LoadOperation) -> bool:
+    return operation.lends and operation.verdict is Verdict.FAILED
+
+
 def say_quiesced_while_a_copy_runs(patch: Patch) -> None:
     def let_go(self: SimulatedLinker) -> None:
         for job in self._jobs:
@@ -241,11 +276,10 @@ def name_all_ranks_for_what_is_written_off(patch: Patch) -> None:
     patch.setattr(WriteOffs, "add", add)
 
 
-def insert_while_a_forward_waits(_: int) -> Plan:
-    """What is rare in any history: the tree takes others of a load's full pages before its verdict."""
-    name = "another insert of the pages for whose layers a forward waits"
+def of_scenario(name: str) -> Callable[[int], Plan]:
+    """A scenario, for every seed."""
     (plan,) = [one.plan for one in scenarios() if one.plan.name == name]
-    return plan
+    return lambda _: plan
 
 
 MUTANTS: Final = (
@@ -293,13 +327,31 @@ MUTANTS: Final = (
         name="a running request is not told again",
         rule=Rule.LANDED,
         breaks=tell_nobody_of_the_trees_own_slots,
-        plan=insert_while_a_forward_waits,
+        plan=of_scenario(INSERTED_MEANWHILE),
     ),
     Mutant(
         name="duplicates of a commit are free at once",
         rule=Rule.LANDED,
         breaks=free_what_was_not_adopted_at_once,
-        plan=insert_while_a_forward_waits,
+        plan=of_scenario(INSERTED_MEANWHILE),
+    ),
+    Mutant(
+        name="a lent lock that never ends",
+        rule=Rule.RECEIPTS,
+        breaks=keep_the_lock_that_a_failed_load_lent,
+        interleavings=(LENT_IN_VAIN,),
+    ),
+    Mutant(
+        name="a lent lock released twice",
+        rule=Rule.RECEIPTS,
+        breaks=give_the_lock_that_a_failed_load_lent_back_twice,
+        interleavings=(LENT_IN_VAIN,),
+    ),
+    Mutant(
+        name="a lent lock released while a batch reads",
+        rule=Rule.LANDED,
+        breaks=release_a_lent_lock_while_a_batch_reads,
+        plan=of_scenario(LENT_IN_VAIN),
     ),
     Mutant(
         name="quiesced before the copier left",

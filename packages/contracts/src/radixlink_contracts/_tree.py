@@ -249,7 +249,8 @@ class LinkedTreeCore(TreeCore, Protocol):
     def holdings(self, key: RadixKey) -> PrefixHoldings:
         """Say what the device holds of a sequence of each component, also behind where a match may end.
 
-        Mutates: as `match` does: splits the node in which the full part ends, and recency; it counts as a match.
+        Mutates: splits the node in which the full part ends, which becomes as recent as the last use of the tree. This
+            is none: it goes with a match or an insert of the same sequence.
         Cost: O(nodes on the path), plus one comparison of the matched bytes.
         """
         ...

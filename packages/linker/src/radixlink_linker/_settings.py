@@ -33,11 +33,11 @@ class LinkerSettings:
             up until `reset`.
         written_off_percent: How much of a pool may be given up so before the linker is.
         backup_threshold: Uses of a node before it is offered to the store.
-        retry_after_uses: Uses of the tree (matches and inserts) for which a node whose offload failed
-            is not offered again; twice as many after each further failure in a row, up to 64 times
-            as many.
-        touch_after_uses: Uses of the tree (matches and inserts) after which a stored node that is
-            used again is touched in the store.
+        retry_after_uses: Uses of the tree (matches and inserts, those of loads too) for which a node
+            whose offload failed is not offered again; twice as many after each further failure in a
+            row, up to 64 times as many.
+        touch_after_uses: Uses of the tree, likewise, after which a stored node that is used again is
+            touched in the store.
         max_touches: Touches that may be on the way at once.
         storing_ranks: For each rank the one that stores for it: itself, or one that holds the same
             bytes and lends its shard of the store to all that do. Empty: each stores its own.

@@ -123,6 +123,7 @@ class UnifiedTreeCore(RadixStructure):
 
     def match(self, params: MatchPrefixParams) -> MatchResult:
         """Find the longest prefix; see `TreeCore.match`."""
+        self._tick += 1
         node, end = self._walk(params.key, params.key.token_ids.tobytes())
         length = end // TOKEN_BYTES
         if self._hybrid:
@@ -194,6 +195,7 @@ class UnifiedTreeCore(RadixStructure):
             check_auxiliary(params, total, self._page_size, self.components)
         prev_prefix_len = params.prev_prefix_len
         tokens = key.token_ids.tobytes()
+        self._tick += 1
         node, end = self._walk(key, tokens)
         prefix_len = end // TOKEN_BYTES
         if prev_prefix_len > prefix_len:

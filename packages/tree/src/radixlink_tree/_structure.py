@@ -195,12 +195,13 @@ class RadixStructure:
     def _walk(self, key: RadixKey, tokens: bytes) -> tuple[Node, int]:
         """Follow a key as far as the tree goes, splitting the node in which it ends.
 
+        Its end is as recent as the last use of the tree: who counts this as one has counted it.
+
         Returns:
             The last node, and the byte of `tokens` behind its end.
         """
         page_bytes = self._page_bytes
         limit = len(tokens) - len(tokens) % page_bytes
-        self._tick = tick = self._tick + 1
         starts_with = tokens.startswith
         node, at = self._root, 0
         if not limit:
@@ -223,7 +224,7 @@ class RadixStructure:
             # An only child is compared at once: no page to copy and hash.
             child = node.only_child or node.children.get(tokens[at : at + page_bytes])
         # Those above are used too, but whoever asks when looks at leaves: `_give_up` hands it on.
-        node.last_access = tick
+        node.last_access = self._tick
         if self._values_fall:
             self._queue.offer(node)
         return node, at

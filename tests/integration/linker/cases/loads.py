@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
 import attrs
-from tests.integration.linker.cases.registry import HYBRIDS, LAYERS, case
+from tests.integration.linker.cases.registry import HYBRIDS, LAYERS, WINDOWS, case
 
 from radixlink_contracts import (
+    POOL_OF,
+    ComponentType,
     ExternalLinkerLoadPhase,
     ExternalMatch,
     IncLockRefParams,
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
     from tests.integration.linker.cases.job import Engine, Job
     from tests.integration.linker.models import Model
 
-    from radixlink_contracts import ComponentType, LinkerComponent, NodeId
+    from radixlink_contracts import LinkerComponent, NodeId
 
 TOKENS = range(1, 9)
 """Four pages."""
@@ -268,6 +270,43 @@ def to_finish_nothing_costs_nothing(job: Job, model: Model) -> None:
     assert engine.finish_loads(None) == StepReport()
     assert engine.by_hand.calls == before
     assert engine.num_frames == frames
+
+
+@case("rule 3", kinds=WINDOWS)
+def what_the_device_lost_since_the_lookup_is_a_miss_until_it_is_asked_for(
+    job: Job, model: Model
+) -> None:
+    for kind in (ComponentType.SWA, ComponentType.MAMBA)[: len(model.pools) - 1]:
+        engine = job.engine(model)
+        engine.compute(TOKENS[:6])
+        engine.compute(TOKENS)
+        # What is behind them makes these nodes inner ones: a leaf would go whole.
+        engine.compute(range(1, 11))
+        assert engine.settle().num_offloads_failed == 0
+        # A window of two pages: the first of it is gone, the last and the state stay.
+        assert engine.alike(engine.evict(0, swa_num_tokens=6).swa_num_tokens_evicted) == 6
+        store = engine.stores[POOL_OF[kind]]
+        if job.is_last:
+            # No store is asked for what the device has.
+            engine.lose(TOKENS, 3, pool=POOL_OF[kind])
+        hit = engine.ask("a", TOKENS)
+        assert (hit.device_prefix_len, hit.host_hit_length, hit.full_kv_hit_length) == (0, 8, 8)
+        if kind is ComponentType.SWA:
+            assert engine.alike(engine.evict(0, swa_num_tokens=2).swa_num_tokens_evicted) == 2
+        else:
+            assert engine.alike(engine.evict(0, mamba_num=2).mamba_num_evicted) == 2
+        before = engine.standing()
+        answer = engine.load_back("a", TOKENS)
+        assert answer == LoadMiss(reason=f"the device lost {kind.name} that it had at the lookup")
+        assert engine.standing() == before
+        assert "load" not in engine.by_hand.calls
+        engine.release("a")
+        # What the last rank lacks is asked for by now, and ends the prefix before it.
+        assert engine.ask("b", TOKENS).host_hit_length == 6
+        engine.release("b")
+        store.lost.clear()
+        assert engine.restore("c", TOKENS).landed == ("c",)
+        assert engine.match("c", TOKENS).device_prefix_len == 8
 
 
 @case("D11", "C3", "C4")

@@ -20,6 +20,8 @@ Body: TypeAlias = "Callable[[Job, Model], None]"
 
 HYBRIDS = ("full+swa", "full+mamba", "full+swa+mamba")
 """The component sets with more than full attention."""
+WINDOWS = ("full+swa", "full+swa+mamba")
+"""Those with windows, which may be lost below full attention that stays."""
 STATES = ("full+mamba", "full+swa+mamba")
 """Those with states: all layers of a state come at once, so that their loads are staged."""
 LAYERS = ("full", "full+swa")

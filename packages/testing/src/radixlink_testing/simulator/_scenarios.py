@@ -428,6 +428,8 @@ def _layers_behind_lent_pages() -> Scenario:
                 Arrive(name="r", pages="abcd", tail=1, layer_wise=True),
                 work=_quanta(0, 30, Point.AFTER_LAUNCH) + _quanta(1, 30, Point.AFTER_LAUNCH),
             ),
+            # Room is made before the verdict, and behind it while the batch still runs.
+            _tick([Evict(1000)], overlap=9),
             _tick([Evict(1000)], overlap=9),
             *_busy(4),
         ],

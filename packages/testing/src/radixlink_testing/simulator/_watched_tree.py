@@ -68,8 +68,7 @@ class WatchedTree(UnifiedTreeCore):
 
     @override
     def holdings(self, key: RadixKey) -> PrefixHoldings:
-        """Say what is held; a split is a change."""
-        self._uses += 1
+        """Say what is held; a split is a change, and this is no use."""
         before = self.mutation_digest
         holdings = super().holdings(key)
         self.changed |= not self._watch.attached or self.mutation_digest != before
