@@ -34,7 +34,8 @@ class Prefault:
         """
         self._memory: memoryview | None = memory
         self._advice: Final = _POPULATE_WRITE if write else _POPULATE_READ
-        self._stop: Final = threading.Event()
+        # No `threading.Event`: its lock may be held at a fork, and the child stops this as well.
+        self._stopped = False
         self._thread: Final = threading.Thread(
             target=self._run, name="radixlink-prefault", daemon=True
         )
@@ -51,7 +52,7 @@ class Prefault:
 
     def stop(self) -> None:
         """End it, done or not, and let go of the memory. Idempotent; waits for a piece at most."""
-        self._stop.set()
+        self._stopped = True
         self._thread.join()
         self._memory = None
 
@@ -65,5 +66,5 @@ class Prefault:
             length = min(_PIECE_BYTES, memory.nbytes - offset)
             where = ctypes.c_void_p(start + offset)
             # Refused by kernels before 5.14: then the first touches cost what they cost.
-            if self._stop.is_set() or libc.madvise(where, ctypes.c_size_t(length), self._advice):
+            if self._stopped or libc.madvise(where, ctypes.c_size_t(length), self._advice):
                 return
