@@ -311,6 +311,11 @@ class LogWriter:
         return True
 
     @property
+    def is_empty(self) -> bool:
+        """Whether it has no record."""
+        return not self._keys
+
+    @property
     def num_bytes_with_one_more(self) -> int:
         """Its length, if it were sealed after one more record."""
         return self._format.sealed_bytes(len(self._keys) + 1)
