@@ -55,7 +55,7 @@ class Package:
     @property
     def module(self) -> str:
         """What one writes to import it."""
-        return self.name.replace("-", "_")
+        return module_of(self.name)
 
     @property
     def siblings(self) -> set[str]:
@@ -106,6 +106,11 @@ def name_of(requirement: str) -> str:
     return re.split(r"[\s\[<>=!~;]", requirement, maxsplit=1)[0]
 
 
+def module_of(name: str) -> str:
+    """What one writes to import one of this repository's distributions."""
+    return name.replace("-", "_")
+
+
 def is_ours(name: str) -> bool:
     """Tell whether a distribution is one of this repository's."""
     return name == PROJECT or name.startswith(f"{PROJECT}-")
@@ -135,6 +140,17 @@ def check_files(package: Package, root: Path) -> Iterator[str]:
             yield f"has no {name}"
     if not any((package.path / "tests").glob("**/test_*.py")):
         yield "has no tests/**/test_*.py"
+
+
+def check_imports(package: Package) -> Iterator[str]:
+    """The package imports each sibling without which it cannot be installed."""
+    if package.name == PROJECT:
+        return  # the command: it brings what it does not import, too
+    sources = [path.read_text(encoding="utf-8") for path in package.path.glob("src/**/*.py")]
+    for name in sorted(filter(is_ours, map(name_of, package.dependencies))):
+        statement = re.compile(rf"^ *(?:from|import) {module_of(name)}\b", re.MULTILINE)
+        if not any(map(statement.search, sources)):
+            yield f"pyproject.toml: declares {name}, which nothing in src imports"
 
 
 def check_pins(package: Package, packages: dict[str, Package]) -> Iterator[str]:
@@ -235,6 +251,7 @@ def check(root: Path) -> Iterator[str]:
     for package in packages.values():
         findings = [
             *check_files(package, root),
+            *check_imports(package),
             *check_pins(package, packages),
             *check_config(package, root),
             *check_tox(package, packages, tox),

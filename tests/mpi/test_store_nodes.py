@@ -29,6 +29,7 @@ CASES = [
     "slow_leader_is_a_miss_and_its_answer_is_dropped",
     "answer_that_is_none_is_a_miss",
     "page_evicted_on_one_node_comes_from_another",
+    "forked_child_reads_its_node_and_asks_no_other",
     "closing_leaves_no_thread_and_no_file",
     "rank_that_does_not_close_is_not_waited_for_longer_than_agreed",
     "layouts_that_differ_are_refused_on_all_ranks",

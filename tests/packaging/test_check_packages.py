@@ -17,7 +17,7 @@ CONFIGURATION = (".importlinter", ".importlinter-runtime", "LICENSE", "mypy.ini"
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
-    """A copy of all that the tool reads; sources and tests are left empty."""
+    """A copy of all that the tool reads; tests are left empty, sources import every sibling."""
     for name in CONFIGURATION:
         shutil.copy(ROOT / name, tmp_path / name)
     for pyproject in ROOT.glob("packages/*/pyproject.toml"):
@@ -28,6 +28,9 @@ def tree(tmp_path: Path) -> Path:
         for name in ("pyproject.toml", "README.md", "LICENSE"):
             shutil.copy(pyproject.parent / name, package / name)
         (package / "src" / module / "py.typed").touch()
+        siblings = re.findall(r'^    "(radixlink-[a-z-]+)', pyproject.read_text(), re.MULTILINE)
+        imports = [f"import {sibling.replace('-', '_')}\n" for sibling in siblings]
+        (package / "src" / module / "__init__.py").write_text("".join(imports))
         (package / "tests" / "test_it.py").touch()
     return tmp_path
 
@@ -114,7 +117,7 @@ def test_a_version_of_its_own_is_found(tree: Path) -> None:
     found = findings(tree)
     assert ("packages/comm: pyproject.toml: version 0.2.0; the packages have 0.1.0, 0.2.0") in found
     assert (
-        "packages/store_mpi: pyproject.toml: radixlink-comm[mpi]==0.1.0 is not pinned to ==0.2.0"
+        "packages/cli: pyproject.toml: radixlink-comm[mpi]==0.1.0 is not pinned to ==0.2.0"
     ) in found
 
 
@@ -122,6 +125,17 @@ def test_a_loose_pin_is_found(tree: Path) -> None:
     edit(tree / "packages/tree/pyproject.toml", "radixlink-contracts==", "radixlink-contracts>=")
     assert findings(tree) == [
         "packages/tree: pyproject.toml: radixlink-contracts>=0.1.0 is not pinned to ==0.1.0"
+    ]
+
+
+def test_a_declared_sibling_that_is_never_imported_is_found(tree: Path) -> None:
+    edit(
+        tree / "packages/store/src/radixlink_store/__init__.py",
+        "import radixlink_contracts",
+        "import radixlink_contracts_of_another\n# import radixlink_contracts",
+    )
+    assert findings(tree) == [
+        "packages/store: pyproject.toml: declares radixlink-contracts, which nothing in src imports"
     ]
 
 

@@ -53,6 +53,10 @@ class LogMachine(RuleBasedStateMachine):
         self._model: dict[str, list[int | None]] = {}
         #: Logs that were opened again without being closed.
         self._left: list[NumberedLog] = []
+        #: Files that those write.
+        self._kept: set[str] = set()
+        #: Files that were cut to nothing.
+        self._bare: set[str] = set()
         #: Which file each log writes.
         self._writing: list[str | None] = [None, None]
 
@@ -70,6 +74,12 @@ class LogMachine(RuleBasedStateMachine):
         assert self._logs[opener].put(page)
         new = set(self._names()) - before
         if new:
+            # Who begins a file removes those without a byte that nobody writes.
+            for name in self._bare - self._kept:
+                assert name in before
+                assert name not in self._names()
+                del self._model[name]
+            self._bare &= self._kept
             (name,) = new
             self._model[name] = []
             self._writing[opener] = name
@@ -84,6 +94,7 @@ class LogMachine(RuleBasedStateMachine):
             self._close()
         else:
             self._left += self._logs
+            self._kept |= {name for name in self._writing if name}
             self._writing = [None, None]
         self.make()
 
@@ -100,6 +111,8 @@ class LogMachine(RuleBasedStateMachine):
                 file.truncate(length)
             whole = max(0, length - FORMAT.start) // FORMAT.record.record_bytes
             self._model[name] = self._model[name][:whole]
+            if not length:
+                self._bare.add(name)
         self.make()
 
     @rule(data=st.data())
@@ -133,6 +146,7 @@ class LogMachine(RuleBasedStateMachine):
             name = data.draw(st.sampled_from(names))
             (self._path / name).unlink()
             del self._model[name]
+            self._bare.discard(name)
             self._writing = [None if writing == name else writing for writing in self._writing]
 
     @invariant()

@@ -20,6 +20,14 @@ from radixlink_contracts.errors import BackendUnavailableError, CapacityError
 from radixlink_store import _log_appender, _page_log
 from radixlink_store._directory import names_in
 from radixlink_store._log_file import LOG_SUFFIX, LogFile, LogFormat, LogWriter
+from radixlink_store._log_maintenance import (
+    ClearedLog,
+    LogStatus,
+    LogVerdict,
+    clear_logs,
+    inspect_logs,
+    verify_logs,
+)
 from radixlink_store._log_room import FileSize, as_seen_by, sizes_in, to_evict
 from radixlink_testing.pages import page_key, page_keys
 
@@ -532,6 +540,129 @@ def test_disk_that_fails_is_tried_again_in_another_file(
     assert len(paths(files)) == 2
     assert log.held(range(4)) == [0, 1, 2, 3]
     assert make_log().held(range(4)) == [0, 1, 2, 3]
+
+
+def test_disk_that_fails_at_the_first_record_is_not_filled_with_heads(
+    make_log: MakeLog, files: Path, clock: StillClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = make_log()
+    pwritev = os.pwritev
+
+    def fails(descriptor: int, buffers: list[memoryview], offset: int) -> int:
+        if offset:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return pwritev(descriptor, buffers, offset)
+
+    monkeypatch.setattr(os, "pwritev", fails)
+    for tries in range(1, 4):
+        assert not log.put(0)
+        assert log.tally.counters.write_failed == tries
+        assert paths(files) == []
+        clock.now += 10
+    monkeypatch.undo()
+    put_all(log, range(2))
+    assert log.held(range(2)) == [0, 1]
+    assert len(paths(files)) == 1
+
+
+def test_disk_that_fails_as_a_file_is_closed_ends_writing_for_a_while(
+    make_log: MakeLog, clock: StillClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As NFS tells of a write that failed before."""
+    log = make_log()
+    put_all(log, range(2))
+    close = LogWriter.close
+
+    def fails(*_: object) -> int:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    def closes_and_fails(writer: LogWriter) -> None:
+        close(writer)
+        fails()
+
+    monkeypatch.setattr(os, "pwritev", fails)
+    monkeypatch.setattr(LogWriter, "close", closes_and_fails)
+    assert not log.put(2)
+    assert log.log.pause_s() == 10
+    monkeypatch.undo()
+    clock.now += 10
+    put_all(log, range(2, 4))
+    assert make_log().held(range(4)) == [0, 1, 2, 3]
+
+
+# --- files without a page -------------------------------------------------------------------------
+
+
+def test_log_that_wrote_nothing_leaves_no_file(make_log: MakeLog, files: Path) -> None:
+    make_log().close()
+    assert paths(files) == []
+
+
+def test_file_that_got_no_page_is_removed_as_the_log_is_closed(
+    make_log: MakeLog, layout: PoolLayout, files: Path
+) -> None:
+    log = make_log()
+    with files_of_at_most(LogFormat(layout).offset(0) + 10):
+        assert not log.put(0)
+    # It is kept for when there is room again.
+    assert len(paths(files)) == 1
+    log.close()
+    assert paths(files) == []
+
+
+@pytest.fixture
+def left_behind(make_log: MakeLog, files: Path) -> Path:
+    """The file of a writer that died before it had written a byte to it."""
+    child = os.fork()
+    if child == 0:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(LogWriter, "begin", lambda _: os._exit(0))
+            make_log().put(0)
+        os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    (path,) = paths(files)
+    assert path.stat().st_size == 0
+    return path
+
+
+def test_next_writer_removes_what_a_dead_one_left_without_a_byte(
+    make_log: MakeLog, left_behind: Path, files: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log, other = make_log(), make_log()
+    begin = LogWriter.begin
+
+    def another_begins_meanwhile(writer: LogWriter) -> None:
+        monkeypatch.setattr(LogWriter, "begin", begin)
+        assert not left_behind.exists()
+        (mine,) = paths(files)
+        assert other.put(1)
+        # It has a writer that lives.
+        assert mine.exists()
+        begin(writer)
+
+    monkeypatch.setattr(LogWriter, "begin", another_begins_meanwhile)
+    assert log.put(0)
+    assert len(paths(files)) == 2
+    assert log.held(range(2)) == [0, 1]
+    assert [each.tally.counters.files_evicted for each in (log, other)] == [0, 0]
+
+
+def test_maintenance_passes_over_a_file_without_a_byte_and_clearing_removes_it(
+    make_log: MakeLog, left_behind: Path, files: Path
+) -> None:
+    put_all(make_log(), range(2))
+    # That one removed it.
+    left_behind.touch(0o600)
+    (status,) = inspect_logs(files)
+    assert isinstance(status, LogStatus)
+    assert status.num_files == 1
+    (verdict,) = verify_logs(files)
+    assert isinstance(verdict, LogVerdict)
+    assert verdict.num_records == 2
+    (cleared,) = clear_logs(files)
+    assert isinstance(cleared, ClearedLog)
+    assert cleared.num_files == 1
+    assert paths(files) == []
 
 
 # --- a directory that goes ------------------------------------------------------------------------

@@ -270,14 +270,10 @@ class TestMooncakeStore(PageStoreTests):
         assert read_right(store, handles) == PageBits.of(range(7), 8)
 
 
-class TestReadRangeByRange:
-    """The suite's cases about reading, and one for what it wants evicted."""
+class ReadingCases:
+    """The suite's cases about how pages that were put are read."""
 
     case_deadline_s: ClassVar[float] = PageStoreTests.case_deadline_s
-
-    @pytest.fixture
-    def place(self, ranges: Namespace) -> StorePlace:
-        return NamespacePlace(ranges)
 
     @pytest.fixture
     def store(self, place: StorePlace) -> PageStore:
@@ -292,12 +288,21 @@ class TestReadRangeByRange:
     test_any_buffer = PageStoreTests.test_out_may_be_any_writable_buffer
     test_nothing_beside_out = PageStoreTests.test_nothing_beside_out_is_written
     test_pressure = PageStoreTests.test_pressure_evicts_and_never_mixes_bytes
+    test_threads = PageStoreTests.test_threads_only_ever_read_right_bytes
+
+
+class TestReadRangeByRange(ReadingCases):
+    """Those, what is damaged, and one for what the suite wants evicted."""
+
+    @pytest.fixture
+    def place(self, ranges: Namespace) -> StorePlace:
+        return NamespacePlace(ranges)
+
     test_damage = PageStoreTests.test_damaged_page_is_a_miss
     test_damage_is_mended = PageStoreTests.test_damaged_page_can_be_stored_again
     test_page_that_vanished = (
         PageStoreTests.test_page_that_vanished_is_a_miss_and_can_be_stored_again
     )
-    test_threads = PageStoreTests.test_threads_only_ever_read_right_bytes
 
     def test_handle_never_reads_a_write_after_a_removal(
         self, place: StorePlace, store: PageStore
@@ -320,31 +325,15 @@ class BorrowingPlace(NamespacePlace):
         return BorrowingPageStore(self.namespace.factory.open(layout))
 
 
-class TestLent:
-    """The suite's cases about putting and reading."""
-
-    case_deadline_s: ClassVar[float] = PageStoreTests.case_deadline_s
+class TestLent(ReadingCases):
+    """Those, and what is put."""
 
     @pytest.fixture
     def place(self, whole: Namespace) -> StorePlace:
         return BorrowingPlace(whole)
 
-    @pytest.fixture
-    def store(self, place: StorePlace) -> PageStore:
-        return place.open(SUITE_LAYOUT)
-
-    test_miss_is_a_value = PageStoreTests.test_miss_is_a_value
-    test_partial_hits = PageStoreTests.test_partial_hits_keep_their_places
     test_first_writer_wins = PageStoreTests.test_first_writer_wins
     test_duplicates = PageStoreTests.test_duplicates_in_one_put_are_one_page
-    test_pages_come_back = PageStoreTests.test_pages_come_back_in_every_layer_range
-    test_any_order = PageStoreTests.test_layer_ranges_are_read_in_any_order_and_again
-    test_later_page = PageStoreTests.test_page_stored_after_open_is_not_read_by_its_handle
-    test_any_thread = PageStoreTests.test_handles_are_read_by_any_thread
-    test_any_buffer = PageStoreTests.test_out_may_be_any_writable_buffer
-    test_nothing_beside_out = PageStoreTests.test_nothing_beside_out_is_written
-    test_pressure = PageStoreTests.test_pressure_evicts_and_never_mixes_bytes
-    test_threads = PageStoreTests.test_threads_only_ever_read_right_bytes
     test_damage = (
         TestMooncakeStore.test_page_damaged_before_it_is_opened_is_a_miss_and_can_be_stored_again
     )

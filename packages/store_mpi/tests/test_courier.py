@@ -1,9 +1,10 @@
-"""What becomes of answers that come too late. The node that is asked is this process itself."""
+"""What becomes of answers that come too late, and of a fork. The node that is asked is this process."""
 
 from __future__ import annotations
 
 import threading
 
+from packages.store.tests.forked import in_a_child_while_held
 from typing_extensions import override
 
 from radixlink_store_mpi._courier import Courier
@@ -47,5 +48,25 @@ def test_late_answers_of_one_node_to_several_threads_are_each_dropped_and_counte
         answers.Isend(b"late", 0, status.Get_tag()).Free()
     courier.settle(TIMEOUT_S)
     assert tally.counters == NodeCounters(asked=THREADS, late=THREADS, dropped=THREADS)
+    requests.Free()
+    answers.Free()
+
+
+def test_child_asks_nobody_whatever_another_thread_held() -> None:
+    requests, answers = MPI.COMM_WORLD.Dup(), MPI.COMM_WORLD.Dup()
+    tally = NodeTally()
+    courier = Courier(requests, answers, (0,), timeout_s=TIMEOUT_S, tally=tally)
+    tally.add(asked=3)
+
+    def ask() -> int:
+        assert courier.ask({0: (courier.number(), b"who?")}) == {}
+        tally.add(answered=1)
+        assert tally.counters == NodeCounters(asked=3, answered=1)
+        return 0
+
+    assert in_a_child_while_held(courier._mutex, ask) == 0
+    assert in_a_child_while_held(tally._mutex.lock, ask) == 0
+    assert tally.counters == NodeCounters(asked=3)
+    assert not requests.Iprobe(MPI.ANY_SOURCE, MPI.ANY_TAG)
     requests.Free()
     answers.Free()

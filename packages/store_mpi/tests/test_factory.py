@@ -133,6 +133,30 @@ def test_what_does_not_come_is_not_waited_for(timeout_s: float) -> None:
     request.Wait()
 
 
+def test_forked_child_reads_the_window_and_closes_and_opens_nothing(
+    factory: MpiStoreFactory,
+) -> None:
+    store = factory.open(SUITE_LAYOUT)
+    put_all(store)
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            assert read_right(store, store.open(KEYS, 0)).complete
+            with pytest.raises(StaleHandleError, match="forked child"):
+                store.put(page_keys([9]), page_parts(page_keys([9]), SUITE_LAYOUT))
+            for unused in (factory, MpiStoreFactory(CONFIG)):
+                with pytest.raises(StaleHandleError, match="forked child"):
+                    unused.open(SUITE_LAYOUT)
+                unused.close()
+            code = 0
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert read_right(store, store.open(KEYS, 0)).complete
+    put_all(factory.open(SUITE_LAYOUT))
+
+
 def test_location_is_refused() -> None:
     with pytest.raises(BackendUnavailableError, match="file store"):
         MpiStoreFactory(StoreConfig(location="/somewhere"))

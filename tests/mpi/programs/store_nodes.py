@@ -232,6 +232,38 @@ def page_evicted_on_one_node_comes_from_another() -> None:
     factory.close()
 
 
+def forked_child_reads_its_node_and_asks_no_other() -> None:
+    factory = MpiStoreFactory(CONFIG, nodes=PATIENT)
+    store = open_store(factory)
+    leaders = leaders_of(factory)
+    if WORLD.rank == leaders[-1]:
+        assert put_pages(store, KEYS) == PageBits.all(20)
+    WORLD.Barrier()
+    few = page_keys(range(5))
+    if WORLD.rank == 0:
+        assert read_right(store, store.open(few, 0)).complete
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                there = PageBits.of(range(5), 20)
+                assert store.contains(KEYS) == store.touch(KEYS) == there
+                assert read_right(store, store.open(KEYS, 0)) == there
+                with pytest.raises(StaleHandleError):
+                    put_pages(store, page_keys([99]))
+                factory.close()
+                code = 0
+            finally:
+                os._exit(code)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        asked = store.node_counters.asked
+        # All is as before.
+        assert read_right(store, store.open(KEYS, 0)).complete
+        assert store.node_counters.asked > asked
+    WORLD.Barrier()
+    factory.close()
+
+
 def closing_leaves_no_thread_and_no_file() -> None:
     threads, files = set(threading.enumerate()), open_files()
     factory = MpiStoreFactory(CONFIG, nodes=PATIENT)

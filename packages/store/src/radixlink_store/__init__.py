@@ -6,6 +6,7 @@
   `TieredStoreFactory` puts them behind any factory's stores, `TieredStore` is what it opens.
 * `SegmentPageStore` serves the pages of one segment; `Segment` is the table, over any writable
   buffer.
+* `ProcessMutex`: a mutex that a forked child finds free, for those who count as these stores do.
 * `radixlink_store.counters`: what a store counted.
 """
 
@@ -14,6 +15,7 @@ from radixlink_store._errors import map_exceptions
 from radixlink_store._file import FileStoreFactory, boot_id
 from radixlink_store._layout import FORMAT_VERSION, Geometry
 from radixlink_store._locks import SlotLocks
+from radixlink_store._process_mutex import ProcessMutex
 from radixlink_store._segment import Segment
 from radixlink_store._settings import PersistentSettings
 from radixlink_store._store import MAX_LEASE_S, SegmentPageStore
@@ -31,6 +33,7 @@ __all__ = [
     "FileStoreFactory",
     "Geometry",
     "PersistentSettings",
+    "ProcessMutex",
     "Segment",
     "SegmentPageStore",
     "SlotLocks",

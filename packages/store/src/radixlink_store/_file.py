@@ -233,7 +233,9 @@ def creation_lock(directory: int, path: Path, timeout_s: float) -> Iterator[None
             time.sleep(_POLL_S)
         yield
     finally:
-        # Closing the last descriptor of a description releases its locks.
+        # Closing would be enough, but for a child that another thread forked meanwhile: it shares
+        # the description, and would keep the lock for as long as it lives.
+        lock.unlock_all()
         lock.close()
 
 

@@ -2,11 +2,13 @@
 
 What the operating system says against writing is told once, and ends it until `retry_s` seconds
 later. A try that goes through is told too, and all is as before. A directory that is gone is made
-anew at once.
+anew at once. No file stays that got no page; what a writer that died left of one, the next writer
+removes.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 from typing import TYPE_CHECKING, Final
@@ -14,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 from radixlink_contracts.errors import CapacityError
 from radixlink_store._errors import NO_ROOM
 from radixlink_store._log_file import LogWriter, file_name
-from radixlink_store._log_room import as_seen_by, remove, sizes_in, to_evict
+from radixlink_store._log_room import as_seen_by, remove, remove_empty, sizes_in, to_evict
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -110,10 +112,13 @@ class LogAppender:
         return True
 
     def close(self) -> None:
-        """Seal the file that is being written."""
+        """Seal the file that is being written; one without a page is removed."""
         try:
             if self._writer is not None:
-                self._seal()
+                if self._writer[0].is_empty:
+                    self._leave()
+                else:
+                    self._seal()
         except OSError as error:
             self._pause(error)
 
@@ -133,8 +138,7 @@ class LogAppender:
                 # What was removed meanwhile took the page with it.
                 if self._is_there(writer):
                     return file
-            self._writer = None
-            writer.close()
+            self._leave()
             self._index.drop(file)
         raise _no_room()
 
@@ -203,6 +207,19 @@ class LogAppender:
         finally:
             writer.close()
 
+    def _leave(self) -> None:
+        """Let go of the file that is being written as it is; one without a page is removed."""
+        assert self._writer is not None
+        (writer, file), self._writer = self._writer, None
+        file.ours = False
+        # A file system may say only now what became of earlier writes; checksums say so as well.
+        with contextlib.suppress(OSError):
+            if writer.is_empty:
+                self._index.drop(file)
+                writer.discard(self._directory.descriptor, file.name)
+            else:
+                writer.close()
+
     def _make_room(self, name: str) -> bool:
         """Remove what is in the way of a file that was made.
 
@@ -217,6 +234,7 @@ class LogAppender:
         own = next((size for size in sizes if size.name == name), None)
         if own is None:
             return False
+        remove_empty(directory, sizes)
         going = to_evict(as_seen_by(own, sizes), self._settings.capacity_bytes)
         if own in going:
             return False
@@ -245,9 +263,7 @@ class LogAppender:
             )
         if self._writer is not None and error.errno not in NO_ROOM:
             # Perhaps another part of the disk is sound.
-            (writer, file), self._writer = self._writer, None
-            file.ours = False
-            writer.close()
+            self._leave()
         self._paused_until = self._clock() + self._settings.retry_s
 
 

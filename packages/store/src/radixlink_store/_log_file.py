@@ -21,6 +21,8 @@ behind records  8           magic "RDXLKEYS"
 The list is a hint: if it does not match, the headers are read. A file that was not sealed has a
 live writer or one that died; both are read as far as they go. A writer holds a lock on its file
 from before its first byte on, for which nobody ever waits: it tells the two apart, see `_log_room`.
+A forked child closes the files that its parent writes before anything else of it runs: else it would
+keep their locks when the parent dies, and their room when they are evicted.
 
 Nothing waits for the disk: what is written outlives its process, and of what a node loses with its
 power the checksums tell.
@@ -62,6 +64,9 @@ _KEYS_HEAD: Final = struct.Struct("=8sQ")
 _KEYS_END: Final = struct.Struct("=QQ8s")
 _RESERVED: Final = re.compile(r"-[0-9a-f]{16}-[0-9a-f]{8}-([0-9a-f]{1,16})\.pages$")
 _MAX_BUFFERS: Final = min(os.sysconf("SC_IOV_MAX"), 1024)
+
+#: The descriptors of the files that this process writes; each is in it only while it is open.
+_WRITTEN: Final[set[int]] = set()
 
 
 def name_prefix(fingerprint: bytes) -> str:
@@ -274,7 +279,7 @@ class LogWriter:
     Attributes:
         is_held: Whether others see that it has a writer; else it may not be written.
 
-    Thread: one at a time.
+    Thread: one at a time; of no use in a forked child, where its descriptor is closed.
     """
 
     def __init__(self, directory: int, name: str, file_id: int, format_: LogFormat) -> None:
@@ -288,6 +293,7 @@ class LogWriter:
         self._keys: Final[list[bytes]] = []
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | SAFELY
         self._descriptor: Final = os.open(name, flags, mode=MODE, dir_fd=directory)
+        _WRITTEN.add(self._descriptor)
         self.is_held: Final = self._hold()
 
     def _hold(self) -> bool:
@@ -303,6 +309,11 @@ class LogWriter:
         except OSError:
             return True
         return True
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether it has no record."""
+        return not self._keys
 
     @property
     def num_bytes_with_one_more(self) -> int:
@@ -365,11 +376,21 @@ class LogWriter:
         """Remove it, as far as that can be, and close it."""
         with contextlib.suppress(OSError):
             os.unlink(name, dir_fd=directory)
-        os.close(self._descriptor)
+        self.close()
 
     def close(self) -> None:
         """Close it, sealed or not."""
+        _WRITTEN.discard(self._descriptor)
         os.close(self._descriptor)
+
+
+def _close_inherited() -> None:
+    """Close the files that the parent writes, in a child that has no other thread yet."""
+    while _WRITTEN:
+        os.close(_WRITTEN.pop())
+
+
+os.register_at_fork(after_in_child=_close_inherited)
 
 
 def _is_linked(descriptor: int) -> bool:

@@ -1,6 +1,7 @@
 """What the files of a persistent tier hold, whether they are sound, and giving their pages up.
 
-All of it works on files that are in use. Nothing is ever changed in a file: what is damaged stays,
+All of it works on files that are in use. A file without a byte is one that somebody begins, or left
+when it died, and is passed over. Nothing is ever changed in a file: what is damaged stays,
 a miss for whoever asks for it, until its file is evicted or cleared.
 """
 
@@ -8,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import stat
 from typing import TYPE_CHECKING
 
 import attrs
@@ -15,6 +17,7 @@ import attrs
 from radixlink_contracts.errors import StorageError
 from radixlink_store._directory import open_directory
 from radixlink_store._log_file import LOG_SUFFIX, LogFile
+from radixlink_store._log_room import remove_empty, sizes_in
 from radixlink_store._unreadable import Unreadable
 
 if TYPE_CHECKING:
@@ -191,6 +194,11 @@ def clear_logs(directory: Path) -> Iterator[ClearedLog | Unreadable]:
             + (before.num_records if before else 0),
         )
         path.unlink(missing_ok=True)
+    descriptor = open_directory(directory)
+    try:
+        remove_empty(descriptor, sizes_in(descriptor))
+    finally:
+        os.close(descriptor)
     yield from cleared.values()
 
 
@@ -206,6 +214,9 @@ def _files(directory: Path) -> Iterator[tuple[Path, LogFile] | Unreadable]:
 
 def _opened(descriptor: int, path: Path) -> Iterator[tuple[Path, LogFile] | Unreadable]:
     try:
+        status = os.stat(path.name, dir_fd=descriptor, follow_symlinks=False)
+        if stat.S_ISREG(status.st_mode) and not status.st_size:
+            return
         opened = LogFile.open(descriptor, path)
     except FileNotFoundError:
         # Evicted since it was listed.

@@ -13,7 +13,9 @@ Nobody waits for anybody to keep all of them together within the capacity, howev
 2. a writer makes its file first, without a byte, and locks it; then it lists the directory and
    removes what has to go for all files to fit, its own among them; only then it writes. Where its own
    would have to go, it gives way: it removes that one, and begins another. So it does if it did not
-   get the lock, since somebody looked at the file in that moment.
+   get the lock, since somebody looked at the file in that moment;
+3. what a writer that died left without a byte it removes, too. Should another's file be taken for
+   one, on a file system whose locks are not seen by all nodes, that one finds it gone and begins anew.
 
 Take the files that bytes may be written to, and of these the one that was locked last: its writer
 locked it before it looked, so it saw all the others, and found that they fit. What others make at the
@@ -131,6 +133,17 @@ def to_evict(sizes: Iterable[FileSize], capacity_bytes: int) -> list[FileSize]:
         going.append(size)
         total -= size.num_bytes
     return going
+
+
+def remove_empty(directory: int, sizes: Iterable[FileSize]) -> None:
+    """Remove the files without a byte that writers left which died before they had written any.
+
+    Raises:
+        OSError: One cannot be removed.
+    """
+    for size in sizes:
+        if size.final and not size.num_bytes:
+            remove(directory, size)
 
 
 def remove(directory: int, size: FileSize) -> bool:

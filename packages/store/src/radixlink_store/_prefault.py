@@ -33,7 +33,8 @@ class Prefault:
         """
         self._memory: memoryview | None = memory
         self._advice: Final = Advice.POPULATE_WRITE if write else Advice.POPULATE_READ
-        self._stop: Final = threading.Event()
+        # No `threading.Event`: its lock may be held at a fork, and the child stops this as well.
+        self._stopped = False
         self._thread: Final = threading.Thread(
             target=self._run, name="radixlink-prefault", daemon=True
         )
@@ -50,7 +51,7 @@ class Prefault:
 
     def stop(self) -> None:
         """End it, done or not, and let go of the memory. Idempotent; waits for a piece at most."""
-        self._stop.set()
+        self._stopped = True
         self._thread.join()
         self._memory = None
 
@@ -62,5 +63,5 @@ class Prefault:
         for offset in range(0, memory.nbytes, _PIECE_BYTES):
             length = min(_PIECE_BYTES, memory.nbytes - offset)
             # Refused by kernels before 5.14: then the first touches cost what they cost.
-            if self._stop.is_set() or advise(start + offset, length, self._advice):
+            if self._stopped or advise(start + offset, length, self._advice):
                 return

@@ -3,6 +3,8 @@
 A child has the memory of its parent as it was at the fork, and none of its threads: a lock that
 another thread held then is never released there. So every child is given new locks before anything
 else of it runs; the set of those that there are is the one thing here that belongs to the process.
+
+What a child never takes needs none: the persistent tier has locks of its parent's alone (`_tiered`).
 """
 
 from __future__ import annotations

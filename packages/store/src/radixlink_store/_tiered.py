@@ -12,7 +12,8 @@ Rules of the file:
 1. a page that is in a file is there: `put` brings it back to memory rather than write another;
 2. pages that memory had already are not queued: who put them first has done so. Of several
    processes that share a memory tier, one writes;
-3. a forked child sees memory alone: the thread and the locks are its parent's;
+3. a forked child sees memory alone, and takes no lock of the tier: the thread and whoever held a lock
+   are not there, staging is memory that both share, and the file that is written is its parent's;
 4. a page that memory had no room for is a miss, and its file is not read for it again at once;
 5. closing waits for the thread alone. A call in progress goes on: what it needs of memory after
    that raises as memory says, and files are misses.

@@ -5,7 +5,7 @@ of both messages. What was not answered by the deadline is a *debt*: the message
 their buffers stay, and the node is not asked again before it has paid. So a node that is stopped or
 gone costs one deadline and no more; one that was slow is asked again as soon as its late answer has
 come and was dropped; and no memory is given up that MPI may still write to. What a thread waits for
-belongs to it alone: threads share nothing but the debts.
+belongs to it alone: threads share nothing but the debts. A forked child asks nobody.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import time
 from typing import TYPE_CHECKING, Final
 
 from radixlink_store_mpi._buffers import Buffers
-from radixlink_store_mpi._mpi import MPI
+from radixlink_store_mpi._mpi import MPI, is_in_child
 from radixlink_store_mpi._transit import Receiving, Sending, keep, pause
 
 if TYPE_CHECKING:
@@ -116,10 +116,12 @@ class Courier:
             messages: The number and bytes of the request for each node.
 
         Returns:
-            What was answered in time.
+            What was answered in time; nothing in a forked child.
 
         Cost: one round trip of the slowest node, the deadline at most.
         """
+        if is_in_child():
+            return {}
         self._collect()
         owing = self._owing()
         errands = []

@@ -14,11 +14,14 @@ Rules of the file:
    other ranks died;
 2. a failure of one rank in `open` is every rank's;
 3. opening a layout again finds its window, and its pages, until MPI ends;
-4. a node answers others until its factory is closed, whichever of its stores are.
+4. a node answers others until its factory is closed, whichever of its stores are;
+5. a forked child uses no MPI: it reads its node's window, asks no other node, opens nothing, and closes
+   what it has without a word to the others.
 """
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Final
 
 from radixlink_contracts import StoreConfig
@@ -26,7 +29,7 @@ from radixlink_contracts.errors import BackendUnavailableError, IdentityError, S
 from radixlink_store import SegmentPageStore, differences, map_exceptions
 from radixlink_store_mpi._collective import all_or_none, wait
 from radixlink_store_mpi._exchange import NodeExchange
-from radixlink_store_mpi._mpi import MPI
+from radixlink_store_mpi._mpi import MPI, is_in_child
 from radixlink_store_mpi._ranks import Ranks
 from radixlink_store_mpi._settings import NodeSettings
 from radixlink_store_mpi._window import Window, free_shared_memory
@@ -101,12 +104,18 @@ class MpiStoreFactory:
             BackendUnavailableError: Not all ranks called within `timeout_s`, or one died; the
                 factory cannot be used after that. Or no lock file can be made, or there are several
                 nodes and MPI allows no threads; it can.
-            StaleHandleError: The factory was closed or cannot be used any more.
+            StaleHandleError: The factory was closed or cannot be used any more, or this is a forked
+                child.
 
         Ranks: all of the communicator (collective, same order). Once all have called, every error
             is raised on all alike, unless a rank dies.
         Owns: the caller closes it; so does the factory's close.
         """
+        if is_in_child():
+            raise StaleHandleError(
+                f"MPI store: expected to open it in the process that initialised MPI, got its "
+                f"forked child {os.getpid()}; open it before the fork, or share pages by a file store"
+            )
         if self._closed or self._broken:
             raise StaleHandleError(
                 "MPI store: expected an open factory, got one that "
@@ -129,15 +138,15 @@ class MpiStoreFactory:
         here, so that none asks one that is gone; a rank that does not come is waited for until
         `timeout_s`.
 
-        Ranks: local on a single node, else all of the communicator (collective). The windows'
-            memory is given back when MPI ends.
+        Ranks: local on a single node and in a forked child, else all of the communicator
+            (collective). The windows' memory is given back when MPI ends.
         """
         self._closed = True
         stores, self._stores = self._stores, []
         for store in stores:
             store.close()
         exchange, self._exchange = self._exchange, None
-        if exchange is not None:
+        if exchange is not None and not is_in_child():
             exchange.close(self._config.timeout_s)
         windows, self._windows = self._windows, {}
         for window in windows.values():

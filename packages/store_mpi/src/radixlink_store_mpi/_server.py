@@ -45,7 +45,8 @@ class Server:
         self._sources = [MPI.ANY_SOURCE]
         self._incoming: list[Receiving] = []
         self._outgoing: list[Sending] = []
-        self._stopping: Final = threading.Event()
+        # No `threading.Event`: its lock may be held at a fork, and the child's exit stops this as well.
+        self._stopping = False
         self._thread: Final = threading.Thread(
             target=self._run, name="radixlink-mpi-server", daemon=True
         )
@@ -59,14 +60,14 @@ class Server:
         Returns:
             Whether the thread ended in time.
         """
-        self._stopping.set()
+        self._stopping = True
         self._thread.join(timeout_s)
         atexit.unregister(self.stop)
         return not self._thread.is_alive()
 
     def _run(self) -> None:
         idle_since = time.monotonic()
-        while not self._stopping.is_set():
+        while not self._stopping:
             happened = self._listen()
             happened |= self._reply()
             happened |= self._send_on()

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import threading
 from typing import Final
 
 import attrs
+
+from radixlink_store import ProcessMutex
 
 
 @attrs.frozen(kw_only=True)
@@ -50,17 +51,17 @@ class NodeTally:
     """
 
     def __init__(self) -> None:
-        self._mutex: Final = threading.Lock()
+        self._mutex: Final = ProcessMutex()
         self._counts: Final = dict.fromkeys((f.name for f in attrs.fields(NodeCounters)), 0)
 
     def add(self, **counts: int) -> None:
         """Add to counters by the names that `NodeCounters` gives them."""
-        with self._mutex:
+        with self._mutex.lock:
             for name, count in counts.items():
                 self._counts[name] += count
 
     @property
     def counters(self) -> NodeCounters:
         """What was counted."""
-        with self._mutex:
+        with self._mutex.lock:
             return NodeCounters(**self._counts)
