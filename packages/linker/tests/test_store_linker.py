@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import gc
 import threading
 import weakref
@@ -898,3 +899,36 @@ def test_keys_are_hashed_by_the_thread_that_moves(world: World) -> None:
     world.linker.start_layer_wise_loading()
     world.idle()
     assert list(source.threads) == [world.linker._thread._thread]
+
+
+# -- what is no Exception --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("call", ["open", "read", "put", "touch"])
+def test_whatever_a_store_raises_ends_one_operation_and_not_the_thread(
+    call: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def cancelled(*_: object) -> None:
+        # What an event loop raises in who waits for it is no `Exception`.
+        raise asyncio.CancelledError
+
+    world = World()
+    try:
+        world.put(0, 2)
+        with monkeypatch.context() as patched:
+            patched.setattr(world.linker._stores.store_of(world.pool), call, cancelled)
+            match call:
+                case "put":
+                    ticket = world.offload(0, 2)
+                case "touch":
+                    ticket = world.touch(0, 2)
+                case _:
+                    ticket = world.load(0, 2)
+            world.idle()
+            told = [*world.loads(), *world.offloads()]
+        assert told == [attrs.evolve(failed(ticket)[0], why="CancelledError: ")]
+        again = world.load(0, 2)
+        world.idle()
+        assert world.loads() == landed(again)
+    finally:
+        world.end()
