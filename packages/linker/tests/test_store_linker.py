@@ -19,6 +19,7 @@ from radixlink_contracts import (
     Completion,
     DevicePool,
     Fence,
+    LentFrames,
     LoadMode,
     OperationId,
     OperationTicket,
@@ -899,6 +900,54 @@ def test_keys_are_hashed_by_the_thread_that_moves(world: World) -> None:
     world.linker.start_layer_wise_loading()
     world.idle()
     assert list(source.threads) == [world.linker._thread._thread]
+
+
+class LentElsewhere(LentFrames):
+    """Frames of a store with some bytes too many behind them, or too few."""
+
+    def __init__(self, inner: LentFrames, more: int) -> None:
+        self._inner = inner
+        self._memory = memoryview(bytearray(len(inner.buffer) + more))
+
+    @property
+    @override
+    def buffer(self) -> memoryview:
+        return self._memory
+
+    @override
+    def release(self) -> None:
+        self._inner.release()
+
+
+@pytest.mark.parametrize("more", [-2, 1, 2])
+@pytest.mark.parametrize("what", ["load", "offload"])
+def test_lent_memory_of_another_size_is_refused_and_given_back(
+    what: str, more: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two pages: frames of another size would still be two, each with the bytes of another place."""
+    world = World(lending=True)
+    lend = world.lender.lend
+
+    def lend_elsewhere(num_pages: int) -> LentFrames | None:
+        lent = lend(num_pages)
+        return None if lent is None else LentElsewhere(lent, more)
+
+    try:
+        world.put(0, 2)
+        with monkeypatch.context() as patched:
+            patched.setattr(world.lender, "lend", lend_elsewhere)
+            ticket = world.load(0, 2, at=4) if what == "load" else world.offload(0, 2)
+            world.idle()
+        size = 2 * world.lender.frames.frame_bytes
+        why = (
+            f"ContractError: lend: expected 2 frames of {size // 2} bytes for pages of "
+            f"{PoolName.KV}, got {size + more} bytes"
+        )
+        assert [*world.loads(), *world.offloads()] == [attrs.evolve(failed(ticket)[0], why=why)]
+        assert world.lender.num_lent == 0
+        assert world.pool.empty
+    finally:
+        world.end()
 
 
 # -- what is no Exception --------------------------------------------------------------------------
