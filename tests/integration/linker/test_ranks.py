@@ -5,12 +5,20 @@ from __future__ import annotations
 import itertools
 import time
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import attrs
 import pytest
 
-from radixlink_contracts import ExternalMatch, InsertParams, PoolName, RequestId, StepReport
+from radixlink_contracts import (
+    ExternalMatch,
+    InsertParams,
+    PageBits,
+    PoolName,
+    PoolTransferResult,
+    RequestId,
+    StepReport,
+)
 from radixlink_contracts.errors import AgreementError, ContractError
 from radixlink_linker import LinkerSettings
 
@@ -94,6 +102,31 @@ def test_an_answer_of_the_wrong_length_is_a_miss(
         ),
     )
     assert replica.ask("a", TOKENS).external is ExternalMatch.MISS
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        None,
+        PoolTransferResult(restorable_prefix_pages=cast("PageBits", [True] * 4)),
+        PoolTransferResult(
+            restorable_prefix_pages=PageBits.all(4),
+            found={PoolName.KV: cast("PageBits", [True] * 4)},
+        ),
+    ],
+)
+def test_an_answer_of_another_kind_is_a_miss(
+    make_replica: MakeReplica, monkeypatch: pytest.MonkeyPatch, answer: object
+) -> None:
+    """Found when it is given: in the next step it would be an error of this rank alone."""
+    replica = make_replica(2, by_hand=True)
+    replica.store(TOKENS)
+    monkeypatch.setattr(replica.ranks[1].by_hand, "lookup", lambda *_: answer)
+    assert replica.ask("a", TOKENS).external is ExternalMatch.MISS
+    explained = replica.ranks[1].cache.explain(RequestId("a"))
+    assert explained is not None
+    assert explained.lookup is not None
+    assert "expected a PoolTransferResult" in str(explained.lookup.error)
 
 
 @several
