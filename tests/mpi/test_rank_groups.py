@@ -99,6 +99,33 @@ def test_an_absent_gloo_rank_is_named(spawn: Spawn, how: str, absent: int) -> No
     assert job.statuses[1 - absent] == 0, job.log
 
 
+def test_an_interrupted_mpi_rank_goes_on_after_a_renewal(mpirun: Mpirun) -> None:
+    job = Job.of(2, [mpirun(PROGRAM, 2, "interrupted", "mpi", timeout_s=JOB_S)])
+    check_interrupted(job)
+
+
+def test_an_interrupted_gloo_rank_goes_on_after_a_renewal(spawn: Spawn) -> None:
+    job = Job.of(2, spawn(PROGRAM, 2, "interrupted", "gloo", timeout_s=JOB_S))
+    check_interrupted(job)
+    # Who gave up making a group asks the store for the others no more.
+    created = job.of_rank(0, "left_create")
+    assert (created["left_create"], created["errands"]) == (True, 0), job.log
+
+
+def check_interrupted(job: Job) -> None:
+    """The group that a rank left was used no more, and what followed waited for nothing of it."""
+    left = [line for line in job.told if "left" in line]
+    assert [line["left"] for line in left] == [True, True], job.log
+    for line in left:
+        assert "left by KeyboardInterrupt" in str(line["refused"]), job.log
+    for rank in range(2):
+        after_s = job.of_rank(rank, "renewed_after_s")["renewed_after_s"]
+        assert isinstance(after_s, float), job.log
+        # The deadline of what was left is 60 s away.
+        assert after_s < 30.0, job.log
+    assert set(job.statuses) == {0}, job.log
+
+
 def check_others_name(job: Job, absent: int, said: str) -> None:
     """Every rank but one failed in time and told what it knows of that one."""
     for rank in set(range(job.ranks)) - {absent}:

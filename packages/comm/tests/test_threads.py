@@ -11,10 +11,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from radixlink_comm import ThreadGroup
+from radixlink_comm._health import LATE, CollectiveError
 from radixlink_contracts.errors import AgreementError, ContractError, InvalidTransitionError
-from radixlink_testing.rank_groups import ManyRanksTests, RunCase, run_in_threads
+from radixlink_testing.rank_groups import (
+    ManyRanksTests,
+    RunCase,
+    check_group_works,
+    run_in_threads,
+)
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from radixlink_contracts import RankGroup
 
 PATIENCE_S = 30.0
@@ -161,20 +169,65 @@ def test_a_renewed_group_says_its_epoch(two: tuple[ThreadGroup, ...]) -> None:
     run_in_threads(two, case)
 
 
+CALLS: dict[str, tuple[str, Callable[[ThreadGroup], object]]] = {
+    "all_and": ("_and", lambda group: group.all_and(bytearray(8), 1.0)),
+    "all_gather": ("_and", lambda group: group.all_gather(b"", 1.0)),
+    "split": ("_subgroup", lambda group: group.split(0, 1.0)),
+    "renew": ("_renewed", lambda group: group.renew(1.0)),
+}
+"""Each call, and what a transport does for it."""
+
+
+def interrupted(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("call", CALLS)
 def test_a_rank_that_left_a_collective_by_an_exception_uses_it_no_more(
-    monkeypatch: pytest.MonkeyPatch,
+    call: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (group,) = ThreadGroup.create(1)
-
-    def interrupted(words: bytearray, deadline: float) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(group, "_and", interrupted)
-    with pytest.raises(KeyboardInterrupt):
+    method, ask = CALLS[call]
+    with monkeypatch.context() as patched:
+        patched.setattr(group, method, interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            ask(group)
+    with pytest.raises(AgreementError, match=rf"{call}: left by KeyboardInterrupt"):
         group.all_and(bytearray(8), 1.0)
-    monkeypatch.undo()
-    with pytest.raises(AgreementError, match=r"all_and: left by KeyboardInterrupt"):
+    check_group_works(group.renew(1.0))
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_a_rank_that_left_the_roll_call_of_a_failure_uses_the_group_no_more(
+    call: str, two: tuple[ThreadGroup, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def late(*_: object) -> None:
+        # Nothing is known of the other rank, so it is asked for.
+        raise CollectiveError(LATE)
+
+    group, _ = two
+    method, ask = CALLS[call]
+    # A split comes to its own part when the other rank's color is known.
+    colors = {"_gather": lambda *_: (b"split\x000",) * 2} if call == "split" else {}
+    with monkeypatch.context() as patched:
+        for name, fake in {method: late, "_marks": interrupted, **colors}.items():
+            patched.setattr(group, name, fake)
+        with pytest.raises(KeyboardInterrupt):
+            ask(group)
+    with pytest.raises(AgreementError, match=rf"{call}: left by KeyboardInterrupt"):
         group.all_and(bytearray(8), 1.0)
+
+
+def test_what_is_refused_leaves_the_group_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: object) -> None:
+        raise ContractError("split: this transport cannot")
+
+    (group,) = ThreadGroup.create(1)
+    with monkeypatch.context() as patched:
+        patched.setattr(group, "_subgroup", refused)
+        with pytest.raises(ContractError, match="cannot"):
+            group.split(0, 1.0)
+    check_group_works(group)
 
 
 def test_closing_says_so_afterwards(two: tuple[ThreadGroup, ...]) -> None:

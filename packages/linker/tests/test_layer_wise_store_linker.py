@@ -17,6 +17,7 @@ from radixlink_contracts import (
     CacheIdentity,
     Completion,
     Fence,
+    LentFrames,
     LoadMode,
     OperationId,
     OperationTicket,
@@ -895,5 +896,64 @@ def test_each_load_of_a_batch_has_lent_memory_of_its_own_until_it_ends() -> None
         assert lender.loans == [2, 2]
         assert sorted(world.loads(), key=lambda one: one.op) == [*failed(bad), *landed(good)]
         assert all(world.right(layer, range(2, 4), at=6) for layer in range(NUM_LAYERS))
+    finally:
+        world.end()
+
+
+@pytest.mark.parametrize("bad", [False, True], ids=["landed", "failed"])
+def test_a_store_that_does_not_take_back_what_it_lent_ends_no_thread(
+    *, bad: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World(lending=True)
+    ((_, lender),) = world.lenders
+    ((_, store),) = world.stores
+    lend = lender.lend
+
+    class Sticky(LentFrames):
+        """Frames that are given back, with a complaint."""
+
+        def __init__(self, inner: LentFrames) -> None:
+            self._inner = inner
+
+        @property
+        @override
+        def buffer(self) -> memoryview:
+            return self._inner.buffer
+
+        @override
+        def release(self) -> None:
+            self._inner.release()
+            raise StorageError("it was in use")
+
+    def lend_sticky(num_pages: int) -> LentFrames | None:
+        lent = lend(num_pages)
+        return None if lent is None else Sticky(lent)
+
+    def inner_of(lent: LentFrames) -> LentFrames:
+        assert isinstance(lent, Sticky)
+        return lent._inner
+
+    open_lent, verify = lender.open_lent, lender.verify
+    try:
+        world.put(0, 4)
+        if bad:
+            store.unreadable.add((1, 0))
+        with monkeypatch.context() as patched:
+            patched.setattr(lender, "lend", lend_sticky)
+            patched.setattr(
+                lender, "open_lent", lambda keys, ttl, lent: open_lent(keys, ttl, inner_of(lent))
+            )
+            patched.setattr(
+                lender, "verify", lambda handles, at, lent: verify(handles, at, inner_of(lent))
+            )
+            first = world.load(0, 2, at=4)
+            assert world.linker.finish_layer_wise_loading(world.start())
+            world.idle()
+            assert world.loads() == (failed(first) if bad else landed(first))
+        # The last error: of a load that failed, its own.
+        assert ("it was in use" in world.linker.counters.last_error) is not bad
+        second = world.load(2, 4, at=6)
+        assert world.linker.finish_layer_wise_loading(world.start())
+        assert world.loads() == landed(second)
     finally:
         world.end()

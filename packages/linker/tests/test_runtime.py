@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
 import threading
@@ -29,6 +30,30 @@ def test_a_task_runs_on_another_thread() -> None:
     assert ran.wait(10)
     assert ran_on[0] is not threading.current_thread()
     executor.close()
+
+
+def test_a_task_that_raises_is_told_of_and_ends_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[type[BaseException]] = []
+    monkeypatch.setattr(threading, "excepthook", lambda args: told.append(args.exc_type))
+    executor = ThreadExecutor(num_threads=1)
+    threads: list[threading.Thread] = []
+    ran = threading.Event()
+
+    def cancelled() -> None:
+        threads.append(threading.current_thread())
+        # No `Exception`, and a store that waits for an event loop may let it out.
+        raise asyncio.CancelledError
+
+    def task() -> None:
+        threads.append(threading.current_thread())
+        ran.set()
+
+    executor.submit(cancelled)
+    executor.submit(task)
+    assert ran.wait(10)
+    executor.close()
+    assert told == [asyncio.CancelledError]
+    assert threads[0] is threads[1]
 
 
 def test_where_no_thread_can_be_started_the_next_task_tries_again(

@@ -42,6 +42,19 @@ def test_full_attention_can_be_taken_in_parts() -> None:
     assert (whole.held, whole.tokens_left()) == ((0,), 25)
 
 
+def test_what_there_is_when_loads_are_over() -> None:
+    kinds = (FULL, MAMBA)
+    whole = room(100, 8, kinds=kinds)
+    loads = [load(20, 1, kinds=kinds), load(5, 1, kinds=kinds)]
+    for one in loads:
+        whole.take(one)
+    assert whole.tokens_left() is None
+    assert whole.tokens_left(loads) == 25
+    assert whole.tokens_left(loads[:1]) == 20
+    # Nothing of that is given back.
+    assert whole.held == (25, 2)
+
+
 def test_a_load_takes_what_it_brings_and_no_more() -> None:
     kinds = (FULL, SWA, MAMBA)
     whole = room(100, 40, 20, kinds=kinds)

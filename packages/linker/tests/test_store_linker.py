@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import gc
 import threading
 import weakref
@@ -18,6 +19,7 @@ from radixlink_contracts import (
     Completion,
     DevicePool,
     Fence,
+    LentFrames,
     LoadMode,
     OperationId,
     OperationTicket,
@@ -898,3 +900,84 @@ def test_keys_are_hashed_by_the_thread_that_moves(world: World) -> None:
     world.linker.start_layer_wise_loading()
     world.idle()
     assert list(source.threads) == [world.linker._thread._thread]
+
+
+class LentElsewhere(LentFrames):
+    """Frames of a store with some bytes too many behind them, or too few."""
+
+    def __init__(self, inner: LentFrames, more: int) -> None:
+        self._inner = inner
+        self._memory = memoryview(bytearray(len(inner.buffer) + more))
+
+    @property
+    @override
+    def buffer(self) -> memoryview:
+        return self._memory
+
+    @override
+    def release(self) -> None:
+        self._inner.release()
+
+
+@pytest.mark.parametrize("more", [-2, 1, 2])
+@pytest.mark.parametrize("what", ["load", "offload"])
+def test_lent_memory_of_another_size_is_refused_and_given_back(
+    what: str, more: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two pages: frames of another size would still be two, each with the bytes of another place."""
+    world = World(lending=True)
+    lend = world.lender.lend
+
+    def lend_elsewhere(num_pages: int) -> LentFrames | None:
+        lent = lend(num_pages)
+        return None if lent is None else LentElsewhere(lent, more)
+
+    try:
+        world.put(0, 2)
+        with monkeypatch.context() as patched:
+            patched.setattr(world.lender, "lend", lend_elsewhere)
+            ticket = world.load(0, 2, at=4) if what == "load" else world.offload(0, 2)
+            world.idle()
+        size = 2 * world.lender.frames.frame_bytes
+        why = (
+            f"ContractError: lend: expected 2 frames of {size // 2} bytes for pages of "
+            f"{PoolName.KV}, got {size + more} bytes"
+        )
+        assert [*world.loads(), *world.offloads()] == [attrs.evolve(failed(ticket)[0], why=why)]
+        assert world.lender.num_lent == 0
+        assert world.pool.empty
+    finally:
+        world.end()
+
+
+# -- what is no Exception --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("call", ["open", "read", "put", "touch"])
+def test_whatever_a_store_raises_ends_one_operation_and_not_the_thread(
+    call: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def cancelled(*_: object) -> None:
+        # What an event loop raises in who waits for it is no `Exception`.
+        raise asyncio.CancelledError
+
+    world = World()
+    try:
+        world.put(0, 2)
+        with monkeypatch.context() as patched:
+            patched.setattr(world.linker._stores.store_of(world.pool), call, cancelled)
+            match call:
+                case "put":
+                    ticket = world.offload(0, 2)
+                case "touch":
+                    ticket = world.touch(0, 2)
+                case _:
+                    ticket = world.load(0, 2)
+            world.idle()
+            told = [*world.loads(), *world.offloads()]
+        assert told == [attrs.evolve(failed(ticket)[0], why="CancelledError: ")]
+        again = world.load(0, 2)
+        world.idle()
+        assert world.loads() == landed(again)
+    finally:
+        world.end()

@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import attrs
 import pytest
 
-from radixlink_contracts import ExternalMatch, InsertParams, PoolName, RequestId, StepReport
+from radixlink_contracts import (
+    ExternalMatch,
+    InsertParams,
+    PageBits,
+    PoolName,
+    PoolTransferResult,
+    RequestId,
+    StepReport,
+)
 from radixlink_contracts.errors import AgreementError, ContractError
 from radixlink_linker import LinkerSettings
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from tests.integration.linker.conftest import MakeReplica
+    from tests.integration.linker.counting_group import CountingGroup
+    from tests.integration.linker.rank import Rank
     from tests.integration.linker.replica import Replica
 
 TOKENS = range(1, 9)
@@ -89,6 +102,31 @@ def test_an_answer_of_the_wrong_length_is_a_miss(
         ),
     )
     assert replica.ask("a", TOKENS).external is ExternalMatch.MISS
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        None,
+        PoolTransferResult(restorable_prefix_pages=cast("PageBits", [True] * 4)),
+        PoolTransferResult(
+            restorable_prefix_pages=PageBits.all(4),
+            found={PoolName.KV: cast("PageBits", [True] * 4)},
+        ),
+    ],
+)
+def test_an_answer_of_another_kind_is_a_miss(
+    make_replica: MakeReplica, monkeypatch: pytest.MonkeyPatch, answer: object
+) -> None:
+    """Found when it is given: in the next step it would be an error of this rank alone."""
+    replica = make_replica(2, by_hand=True)
+    replica.store(TOKENS)
+    monkeypatch.setattr(replica.ranks[1].by_hand, "lookup", lambda *_: answer)
+    assert replica.ask("a", TOKENS).external is ExternalMatch.MISS
+    explained = replica.ranks[1].cache.explain(RequestId("a"))
+    assert explained is not None
+    assert explained.lookup is not None
+    assert "expected a PoolTransferResult" in str(explained.lookup.error)
 
 
 @several
@@ -234,6 +272,107 @@ def test_a_rank_that_does_not_step_is_named_in_time(
 
 
 @several
+def interrupted_behind(
+    monkeypatch: pytest.MonkeyPatch, group: CountingGroup, call: str, after: int = 1
+) -> None:
+    """Have a signal's exception come when a collective of one rank has ended, the last of some."""
+    method = getattr(group, call)
+    calls = itertools.count(1)
+
+    def interrupted(*args: object) -> object:
+        result = method(*args)
+        if next(calls) == after:
+            raise KeyboardInterrupt
+        return result
+
+    monkeypatch.setattr(group, call, interrupted)
+
+
+def test_a_rank_that_left_a_step_in_its_middle_goes_on_behind_a_reset_only(
+    make_replica: MakeReplica, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others have carried out a frame of which it knows nothing: it must not guess."""
+    replica = make_replica(2, settings=HASTY)
+    replica.store(TOKENS)
+    assert replica.match("a", TOKENS).external is ExternalMatch.UNKNOWN
+
+    def step(rank: Rank) -> object:
+        try:
+            return rank.cache.step()
+        except KeyboardInterrupt:
+            return "left"
+
+    with monkeypatch.context() as patched:
+        interrupted_behind(patched, replica.ranks[0].group, "all_and")
+        assert replica.together(step)[0] == "left"
+    left, other = replica.ranks
+    with pytest.raises(AgreementError, match="left step by KeyboardInterrupt") as caught:
+        left.match("a", TOKENS)
+    assert caught.value.by_rank == {0: "left step by KeyboardInterrupt()"}
+    # The other one names who does not come, in time.
+    assert other.match("b", TOKENS).external is ExternalMatch.UNKNOWN
+    first, second = errors(replica.outcomes(lambda rank: rank.cache.step()))
+    assert "left step" in str(first)
+    assert second.by_rank[0] == "no answer"
+    recovers(replica)
+
+
+@pytest.mark.parametrize("call", ["step", "load_back"])
+def test_one_rank_too_goes_on_behind_a_reset_only(
+    make_replica: MakeReplica, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    """What the call had not done yet, nobody would ever do: a request would wait without an end."""
+    replica = make_replica(by_hand=True)
+    replica.store(TOKENS)
+    (rank,) = replica.ranks
+    ask: Callable[[], object]
+
+    def interrupted(*_: object) -> object:
+        raise KeyboardInterrupt
+
+    if call == "step":
+        replica.queue("a", TOKENS)
+        replica.start()
+        method, ask = "num_completed_loads", rank.cache.step
+    else:
+        assert replica.ask("a", TOKENS).external is ExternalMatch.HIT
+        method, ask = "load", partial(rank.load_back, "a", TOKENS)
+    with monkeypatch.context() as patched:
+        patched.setattr(rank.linker, method, interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            ask()
+    for later in (
+        rank.cache.step,
+        partial(rank.match, "a", TOKENS),
+        partial(rank.load_back, "a", TOKENS),
+        rank.cache.ready_to_load_host_cache,
+    ):
+        with pytest.raises(AgreementError, match=f"left {call} by KeyboardInterrupt"):
+            later()
+    recovers(replica)
+
+
+def test_a_rank_that_left_the_attach_leaves_its_tree_as_it_was(
+    make_replica: MakeReplica, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replica = make_replica(2, settings=HASTY, attach=False)
+
+    def attach(rank: Rank) -> object:
+        try:
+            return rank.cache.init_cache_linker(rank.linker)
+        except KeyboardInterrupt:
+            return "left"
+
+    with monkeypatch.context() as patched:
+        # The second is by which the ranks tell that they could.
+        interrupted_behind(patched, replica.ranks[0].group, "all_gather", after=2)
+        assert replica.together(attach) == ["left", None]
+    replica.together(lambda rank: rank.cache.detach())
+    replica.reset()
+    replica.attach()
+    recovers(replica)
+
+
 def test_a_rank_that_steps_once_more_is_an_error_on_all(
     make_replica: MakeReplica, num_ranks: int
 ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
+from tests.integration.linker.models import FULL_MAMBA
 
 from radixlink_contracts import ExternalMatch, LoadMiss, LoadWaiting, Outcome, StepReport
 from radixlink_linker import LinkerSettings
@@ -209,6 +210,29 @@ def test_a_share_of_less_than_a_page_is_a_miss(make_replica: MakeReplica) -> Non
     replica.store(TOKENS)
     replica.ask("a", TOKENS)
     assert isinstance(replica.load_back("a", TOKENS), LoadMiss)
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_who_needs_more_than_all_room_waits_for_no_load(
+    make_replica: MakeReplica, num_ranks: int
+) -> None:
+    """There is always some load on its way: whoever waited for room that never comes, would for ever."""
+    replica = make_replica(num_ranks, model=FULL_MAMBA, by_hand=True)
+    # The only state is at its end, so that it cannot be restored in part; staged are 16 tokens at most.
+    whole, fits, small = range(1, 41), range(101, 117), range(201, 205)
+    for tokens in (whole, fits, small):
+        replica.store(tokens)
+    waiting = replica.queue("a", small)
+    replica.start()
+    assert replica.ask("b", whole).host_hit_length == 40
+    assert isinstance(replica.load_back("b", whole), LoadMiss)
+    # One that fits when the other is over waits for it.
+    assert replica.ask("c", fits).host_hit_length == 16
+    assert replica.load_back("c", fits) == waiting
+    assert replica.settle().ready == ("c",)
+    replica.queue("c", fits)
+    replica.start()
+    assert replica.settle().landed == ("c",)
 
 
 def test_a_load_that_nobody_starts_ends_at_its_deadline(make_replica: MakeReplica) -> None:

@@ -2,6 +2,7 @@
 
     rank_groups.py cases KIND NAME...       run cases of the suite, each on a new group
     rank_groups.py absent KIND SIGNAL RANK  one rank sends itself a signal instead of coming
+    rank_groups.py interrupted KIND         one rank leaves what it waits in by a signal's exception
 
 KIND is `mpi` or `gloo`. Gloo ranks need MASTER_ADDR and MASTER_PORT, and get their rank from the
 launcher, whichever it was.
@@ -16,21 +17,25 @@ import json
 import os
 import signal
 import sys
+import threading
 import time
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from radixlink_contracts.errors import AgreementError
-from radixlink_testing.rank_groups import CASES, PATIENCE_S
+from radixlink_testing.rank_groups import CASES, PATIENCE_S, check_group_works
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from types import FrameType
 
     from radixlink_contracts import RankGroup
 
 #: How long the others wait for the rank that does not come.
 ABSENT_S = 1.0
+#: The deadline of a wait that a signal ends: nothing afterwards may take so long.
+INTERRUPTED_S = 60.0
 
 
 def mpi_groups() -> Callable[[], RankGroup]:
@@ -94,6 +99,67 @@ def be_absent(groups: Callable[[], RankGroup], how: signal.Signals, absent: int)
         os._exit(0)
 
 
+def be_interrupted(groups: Callable[[], RankGroup], *, creates: bool) -> None:
+    """Let one rank leave a collective and a renewal by a signal's exception, then all go on.
+
+    Args:
+        groups: Makes groups.
+        creates: Leave the making of a group likewise, at the end.
+    """
+    group = groups()
+    if group.rank == 0:
+        for call in (
+            lambda: group.all_and(bytearray(8), INTERRUPTED_S),
+            lambda: group.renew(INTERRUPTED_S),
+        ):
+            left = interrupted(call)
+            refused = failure(lambda: group.all_and(bytearray(8), PATIENCE_S))
+            tell(rank=group.rank, left=left, refused=refused)
+    group.roll_call("nobody waits any more", PATIENCE_S)
+    begin = time.monotonic()
+    renewed = group.renew(PATIENCE_S)
+    check_group_works(renewed)
+    renewed.close()
+    tell(rank=group.rank, renewed_after_s=time.monotonic() - begin)
+    if creates and group.rank == 0:
+        left = interrupted(groups)
+        errands = [one for one in threading.enumerate() if one.name == "radixlink-errand"]
+        for errand in errands:
+            errand.join(PATIENCE_S)
+        tell(rank=group.rank, left_create=left, errands=sum(one.is_alive() for one in errands))
+
+
+def interrupted(call: Callable[[], object]) -> bool:
+    """True when a call that waits for other ranks was left by the exception of a signal."""
+    main = threading.get_ident()
+
+    def interrupt() -> None:
+        while not waits(sys._current_frames()[main]):
+            time.sleep(0.001)
+        signal.pthread_kill(main, signal.SIGINT)
+
+    # Whoever started this may have had it ignored.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    thread = threading.Thread(target=interrupt, daemon=True)
+    thread.start()
+    try:
+        call()
+    except KeyboardInterrupt:
+        return True
+    finally:
+        thread.join()
+    return False
+
+
+def waits(frame: FrameType | None) -> bool:
+    """True where a stack is inside a wait of a rank group."""
+    while frame is not None:
+        if frame.f_code.co_name in {"_wait", "_result"}:
+            return True
+        frame = frame.f_back
+    return False
+
+
 def failure(call: Callable[[], object]) -> dict[str, object]:
     """What a call that must fail says, of whom, and after how long."""
     begin = time.monotonic()
@@ -130,6 +196,8 @@ def main(task: str, kind: str, *args: str) -> None:
         group = groups()
         words = bytearray(8 * (1 + group.rank))
         tell(rank=group.rank, failure=failure(lambda: group.all_and(words, PATIENCE_S)))
+    elif task == "interrupted":
+        be_interrupted(groups, creates=kind == "gloo")
     else:
         be_absent(groups, signal.Signals[args[0]], int(args[1]))
 

@@ -6,7 +6,7 @@ import abc
 import enum
 import itertools
 import time
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Final, Self, TypeVar
 
 from typing_extensions import override
 
@@ -20,12 +20,12 @@ from radixlink_comm._health import (
     wording,
 )
 from radixlink_contracts import RankGroup
-from radixlink_contracts.errors import ContractError
+from radixlink_contracts.errors import AgreementError, ContractError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
-    from radixlink_contracts.errors import AgreementError
+_Result = TypeVar("_Result")
 
 WORD_BYTES: Final = 8
 
@@ -99,11 +99,9 @@ class CheckedGroup(RankGroup, abc.ABC):
                 f"all_and: expected whole words of {WORD_BYTES} bytes, got {len(words)} bytes"
             )
         deadline = self._enter("all_and", timeout_s)
-        try:
-            # No words are still a meeting of all ranks, which a transport makes of at least one.
-            self._and_or_break(words or bytearray(WORD_BYTES), deadline)
-        except CollectiveError as error:
-            raise self._broke(timeout_s, error, MarkKind.FAILED) from error
+        # No words are still a meeting of all ranks, which a transport makes of at least one.
+        meeting = words or bytearray(WORD_BYTES)
+        self._go_through(lambda: self._and(meeting, deadline), timeout_s)
 
     @override
     def broadcast(self, value: bytes, root: int, timeout_s: float) -> bytes:
@@ -139,10 +137,7 @@ class CheckedGroup(RankGroup, abc.ABC):
         deadline = deadline_after("split", timeout_s)
         colors = self._exchange("split", str(color).encode(), timeout_s)
         members = tuple(rank for rank, other in enumerate(colors) if int(other) == color)
-        try:
-            return self._subgroup(members, deadline)
-        except CollectiveError as error:
-            raise self._broke(timeout_s, error, MarkKind.FAILED) from error
+        return self._go_through(lambda: self._subgroup(members, deadline), timeout_s)
 
     @override
     def renew(self, timeout_s: float) -> Self:
@@ -158,10 +153,7 @@ class CheckedGroup(RankGroup, abc.ABC):
         """
         self._health.admit_recovery("renew")
         deadline = self._count("renew", timeout_s)
-        try:
-            renewed = self._renewed(deadline)
-        except CollectiveError as error:
-            raise self._broke(timeout_s, error, MarkKind.RENEWING) from error
+        renewed = self._go_through(lambda: self._renewed(deadline), timeout_s, MarkKind.RENEWING)
         self._end(f"it was renewed, epoch {self._epoch + 1} follows")
         return renewed
 
@@ -229,14 +221,27 @@ class CheckedGroup(RankGroup, abc.ABC):
         self._entered += 1
         return deadline
 
-    def _and_or_break(self, words: bytearray, deadline: float) -> None:
-        """An AND that this rank goes through with, or never goes on after.
+    def _go_through(
+        self,
+        collective: Callable[[], _Result],
+        timeout_s: float,
+        kind: MarkKind = MarkKind.FAILED,
+    ) -> _Result:
+        """What a collective brings, which this rank goes through with, or never goes on after.
 
-        What leaves the transport in its middle (a signal's exception) leaves it to write later on.
+        What leaves it in its middle (a signal's exception) leaves the transport to write later on,
+        and others to have completed it; so does what leaves the roll call behind one that failed.
+
+        Raises:
+            AgreementError: It failed.
+            ContractError: It was refused before anything was begun; the group is as before.
         """
         try:
-            self._and(words, deadline)
-        except CollectiveError:
+            try:
+                return collective()
+            except CollectiveError as error:
+                raise self._broke(timeout_s, error, kind) from error
+        except (AgreementError, ContractError):
             raise
         except BaseException as error:
             self._health.broke(f"{self._call}: left by {error!r}", {})
@@ -247,13 +252,14 @@ class CheckedGroup(RankGroup, abc.ABC):
         if len(value) > MAX_VALUE_BYTES // 2:
             raise ContractError(f"{call}: expected a small value, got {len(value)} bytes")
         deadline = self._enter(call, timeout_s)
-        try:
+
+        def collective() -> tuple[bytes, ...]:
             gathered = self._gather(call.encode() + b"\0" + value, deadline)
             parts = [other.partition(b"\0") for other in gathered]
             agree_on_call([name.decode(errors="replace") for name, _, _ in parts])
-        except CollectiveError as error:
-            raise self._broke(timeout_s, error, MarkKind.FAILED) from error
-        return tuple(other for _, _, other in parts)
+            return tuple(other for _, _, other in parts)
+
+        return self._go_through(collective, timeout_s)
 
     def _gather(self, value: bytes, deadline: float) -> tuple[bytes, ...]:
         """Every rank's value, by rank: an AND of their lengths, then one of the values."""
@@ -272,7 +278,7 @@ class CheckedGroup(RankGroup, abc.ABC):
         words = bytearray(b"\xff" * WORD_BYTES * max(num_words, 1))
         places = [slice(end - length, end) for end, length in zip(ends, lengths, strict=True)]
         words[places[self._rank]] = value
-        self._and_or_break(words, deadline)
+        self._and(words, deadline)
         return tuple(bytes(words[place]) for place in places)
 
     def _broke(self, timeout_s: float, error: CollectiveError, kind: MarkKind) -> AgreementError:

@@ -81,8 +81,8 @@ class _Duplicate:
         """
         try:
             _wait(self.request.Test, deadline, _see_nothing)
-        except CollectiveError:
-            # MPI writes the handle when the last rank comes.
+        except BaseException:
+            # MPI writes the handle when the last rank comes, whatever this one waits for by then.
             _keep(self)
             raise
         # Errors as exceptions, not the end of the job.

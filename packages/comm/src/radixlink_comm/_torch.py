@@ -149,8 +149,11 @@ class TorchGroup(CheckedGroup):
         rendezvous = _Rendezvous.begin(place, "in create")
         try:
             gloo = rendezvous.wait(deadline)
-        except CollectiveError as error:
+        except BaseException as error:
+            # Nobody is to go on asking the store, also where a signal's exception ended the wait.
             rendezvous.given_up.set()
+            if not isinstance(error, CollectiveError):
+                raise
             marks = place.marks(MarkKind.RENEWING, "in create", time.monotonic() + ROLL_CALL_S)
             raise CollectiveError(error.reason, marks) from error
         return cls(rank, size, 0, store, place, gloo)
@@ -163,13 +166,12 @@ class TorchGroup(CheckedGroup):
             self._words = torch.empty_like(theirs)
         self._words.copy_(theirs)
         self._options.timeout = timedelta(seconds=time_left(deadline) + GLOO_SLACK_S)
+        work: Work | None = None
         try:
-            work = self._gloo.allreduce([self._words], self._options)
-        except RuntimeError as error:
-            raise CollectiveError(f"gloo failed: {error}") from error
-        try:
+            work = self._begun(self._gloo)
             self._wait(work, deadline)
-        except CollectiveError:
+        except BaseException:
+            # Also where a signal's exception left it: to free it would wait for its end.
             _leak(self._gloo, work, self._words)
             self._gloo = None
             raise
@@ -207,6 +209,17 @@ class TorchGroup(CheckedGroup):
             self._renewal.given_up.set()
         # No longer than a roll call: a store that does not answer may never do.
         self._place.errands.settle(ROLL_CALL_S)
+
+    def _begun(self, gloo: _Gloo) -> Work:
+        """The collective of the words, which goes on.
+
+        Raises:
+            CollectiveError: Gloo cannot begin it.
+        """
+        try:
+            return gloo.allreduce([self._words], self._options)
+        except RuntimeError as error:
+            raise CollectiveError(f"gloo failed: {error}") from error
 
     def _wait(self, work: Work, deadline: float) -> None:
         """Return when a collective ended well.

@@ -131,7 +131,8 @@ class UnifiedRadixCache(LinkedPrefixCache):
             raise
         try:
             self._frames.agree_on_attach(None)
-        except AgreementError:
+        except BaseException:
+            # Whatever ends the wait for the others: the tree is to be as before.
             self._tree.detach_linker()
             raise
         self._wrapper = wrapper

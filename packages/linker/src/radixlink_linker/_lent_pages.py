@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Self
 
 import attrs
 import torch
 
 from radixlink_contracts import LendingStore, RowCopier
+from radixlink_contracts.errors import ContractError
 
 if TYPE_CHECKING:
     from radixlink_contracts import (
@@ -47,14 +49,30 @@ class LentPages:
 
     @classmethod
     def borrow(cls, store: PageStore, copier: Copier, num_pages: int) -> LentPages | None:
-        """Memory for some pages; None where there is none to be had."""
+        """Memory for some pages; None where there is none to be had.
+
+        Raises:
+            ContractError: What is lent is no frame for each page; it is given back.
+        """
         if not (isinstance(copier, RowCopier) and isinstance(store, LendingStore)):
             return None
         lent = store.lend(num_pages)
         if lent is None:
             return None
-        flat = torch.frombuffer(lent.buffer, dtype=torch.uint8)
-        return cls(store=store, copier=copier, lent=lent, frames=flat.view(num_pages, -1))
+        with ExitStack() as unless_borrowed:
+            unless_borrowed.callback(lent.release)
+            frame_bytes = store.frames.frame_bytes
+            flat = torch.frombuffer(lent.buffer, dtype=torch.uint8)
+            if len(flat) != num_pages * frame_bytes:
+                # Frames of another size would put each page where the store has none.
+                msg = (
+                    f"lend: expected {num_pages} frames of {frame_bytes} bytes for pages of "
+                    f"{store.layout.pool}, got {len(flat)} bytes"
+                )
+                raise ContractError(msg)
+            frames = flat.view(num_pages, frame_bytes)
+            unless_borrowed.pop_all()
+        return cls(store=store, copier=copier, lent=lent, frames=frames)
 
     def open(self, keys: PageKeys, lease_s: float) -> PageHandles:
         """Have the pages fetched."""

@@ -148,7 +148,7 @@ class Loads:
             mode = LoadMode.STAGED
             plan = self._plan(lookup, device, mode)
         if plan is None:
-            return self._wait_for_room(request.request_id)
+            return self._wait_for_room(request.request_id, lookup, device, mode)
         if not plan.missing:
             return LoadMiss(reason="the device has what the store has")
         for kind, pages in plan.missing.items():
@@ -238,17 +238,32 @@ class Loads:
             mode: Of the load.
         """
         if mode is LoadMode.STAGED:
-            room = self._room.tokens_left()
-            if room is None:
-                return 0
-            return lookup.longest(full_pages + room // self._tree.page_size)
+            return self._longest_in(self._room.tokens_left(), lookup, full_pages)
         if len(self._operations.running_loads()) == self._settings.max_operations:
             return 0
         return lookup.longest(lookup.num_pages)
 
-    def _wait_for_room(self, request_id: RequestId) -> LoadBack:
-        """Staged loads hold all that they may: wait for the oldest of them, else compute."""
-        for load in self._operations.loads():
+    def _longest_in(self, room: int | None, lookup: Lookup, full_pages: int) -> int:
+        """`_longest` of a staged load in so many tokens of room; None for none."""
+        return 0 if room is None else lookup.longest(full_pages + room // self._tree.page_size)
+
+    def _wait_for_room(
+        self, request_id: RequestId, lookup: Lookup, device: MatchResult, mode: LoadMode
+    ) -> LoadBack:
+        """Loads hold all that they may: wait for the oldest of them if that can help, else compute.
+
+        It cannot where a load needs more at once than there will be when all of them are over: under
+        way there is always some load, so that its request would wait for ever.
+        """
+        page_size, start = self._tree.page_size, device.device_prefix_len
+        loads = self._operations.loads()
+        if mode is LoadMode.STAGED:
+            staged = [load.slots for load in loads if load.mode is LoadMode.STAGED]
+            full_pages = (max(start, device.full_kv_hit_length) - lookup.start) // page_size
+            most = self._longest_in(self._room.tokens_left(staged), lookup, full_pages)
+            if lookup.start + most * page_size <= start:
+                loads = []
+        for load in loads:
             self._requests.wait_for(load, request_id)
             return LoadWaiting(operation_id=load.op)
         return LoadMiss(

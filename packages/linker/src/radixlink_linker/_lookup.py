@@ -129,7 +129,8 @@ class Lookup:
         """Take in what this rank's linker said of some transfers. Thread: any, once."""
         try:
             answer, found = result.restorable_prefix_pages, result.found
-            lengths = {len(answer), *map(len, found.values())}
+            # Made anew, so that it is found here where some of it is no page bits.
+            lengths = {len(PageBits(bits.mask, len(bits))) for bits in (answer, *found.values())}
         except Exception as error:  # noqa: BLE001 -- a backend that says anything else is a miss too
             self.fail(f"expected a PoolTransferResult, got {result!r}: {error!r}")
             return

@@ -91,6 +91,12 @@ class Prober:
         def watched() -> None:
             try:
                 task()
+            except BaseException as error:
+                # No `Exception`: the executor's to deal with, but nobody is to wait for an answer.
+                for lookup in lookups:
+                    if lookup.answer is None:
+                        lookup.fail(repr(error))
+                raise
             finally:
                 breaker.end(number)
 

@@ -42,8 +42,8 @@ class FrameExchange:
         self._digest = 0
         #: True once a linker was attached: before that the group is left alone.
         self._used = False
-        #: Set once ranks did not agree: every later exchange fails at once, until `renew`. Never
-        #: itself raised, so that it holds no traceback.
+        #: Set once ranks did not agree, or may not any more: every later exchange fails at once,
+        #: until `renew`. Never itself raised, so that it holds no traceback.
         self._failure: AgreementError | None = None
 
     @property
@@ -55,10 +55,24 @@ class FrameExchange:
         """Return while the ranks agree.
 
         Raises:
-            AgreementError: They did not, in this epoch.
+            AgreementError: They did not, in this epoch; or a call was left in its middle here.
         """
         if self._failure is not None:
             raise _copy(self._failure)
+
+    def leave(self, call: str, error: BaseException) -> None:
+        """A call was left in its middle: what is replicated may differ here, so nothing goes on.
+
+        Args:
+            call: Which one.
+            error: What left it: a signal's exception, or an engine's out of what it handed in.
+        """
+        if self._failure is None:
+            what = f"left {call} by {error!r}"
+            msg = f"{call}: expected to go through with what all ranks do, {what}, until all reset"
+            self._failure = AgreementError(
+                msg, by_rank={self.group.rank: what}, rank=self.group.rank
+            )
 
     def mint(self) -> OperationId:
         """The next operation's id: the same on all ranks, and never used before in any epoch."""

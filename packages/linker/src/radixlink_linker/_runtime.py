@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections import deque
@@ -87,11 +88,18 @@ class ThreadExecutor(Executor):
             thread.join(max(0.0, deadline - time.monotonic()))
 
     def _work(self) -> None:
-        """Run tasks until the executor is closed."""
+        """Run tasks until the executor is closed. One that raises, which it may not, ends no thread."""
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._tasks or self._closed)
                 if self._closed:
                     return
                 task = self._tasks.popleft()
-            task()
+            try:
+                task()
+            except BaseException:  # noqa: BLE001 -- the thread is there for the other tasks too
+                threading.excepthook(
+                    threading.ExceptHookArgs((*sys.exc_info(), threading.current_thread()))
+                )
+            # Nothing of it is kept while there is nothing to do.
+            del task

@@ -44,16 +44,25 @@ class StagingRoom:
         """What loads hold of each pool."""
         return tuple(self._held)
 
-    def tokens_left(self) -> int | None:
+    def tokens_left(self, over: Sequence[Mapping[PoolName, int]] = ()) -> int | None:
         """Tokens of full attention that one more load may take, perhaps 0 beside a window or state.
+
+        Args:
+            over: What loads that are not over hold of each pool, to be counted as given back.
 
         Returns:
             None where there is no room for a window or a state.
         """
-        for kind, held, cap in zip(self._kinds, self._held, self._caps, strict=True):
+        held_of = self._held
+        if over:
+            held_of = [
+                held - sum(slots.get(POOL_OF[kind], 0) for slots in over)
+                for kind, held in zip(self._kinds, self._held, strict=True)
+            ]
+        for kind, held, cap in zip(self._kinds, held_of, self._caps, strict=True):
             if held and held + self._indivisible(kind) > cap:
                 return None
-        return self._caps[0] - self._held[0]
+        return self._caps[0] - held_of[0]
 
     def _indivisible(self, kind: ComponentType) -> int:
         """What a load may need of a pool at once."""

@@ -10,8 +10,9 @@ staged load it moves a run of pages at a time, and looks between two runs whethe
                 then store.put
     touch       store.touch for all that wait, once for each store
 
-Failures are values; no exception or traceback is kept. A load that fails takes no other load of its
-batch with it.
+Failures are values, whatever a store raised: also what is no `Exception`, which would end the thread
+with all that waits for it. No exception or traceback is kept. A load that fails takes no other load
+of its batch with it.
 """
 
 from __future__ import annotations
@@ -130,7 +131,7 @@ class TransferThread:
                 self._load(job)
             else:
                 self._offload(job)
-        except Exception as raised:  # noqa: BLE001 -- a failure is a value; its text is kept, no traceback
+        except BaseException as raised:  # noqa: BLE001 -- a failure is a value; its text is kept, no traceback
             self._fail(job, raised)
         else:
             self._board.tell(job, Outcome.LANDED, quiesced=True)
@@ -142,7 +143,7 @@ class TransferThread:
             self._bring(batch, open_loads)
         finally:
             for runs in open_loads.values():
-                _close(runs)
+                self._close(runs)
 
     def _bring(self, batch: LayerWiseBatch, open_loads: dict[Job, list[OpenRun]]) -> None:
         """Bring the layers of all loads of a batch, one layer after the other.
@@ -179,13 +180,21 @@ class TransferThread:
         """Whatever is raised meanwhile is one load's failure, and the others go on."""
         try:
             yield
-        except Exception as raised:  # noqa: BLE001 -- a failure is a value; its text is kept, no traceback
-            _close(open_loads.pop(job, []))
+        except BaseException as raised:  # noqa: BLE001 -- a failure is a value; its text is kept, no traceback
+            self._close(open_loads.pop(job, []))
             self._fail(job, raised)
 
-    def _fail(self, job: Job, raised: Exception) -> None:
+    def _close(self, runs: Iterable[OpenRun]) -> None:
+        """Give back what was lent for some runs; a store that does not take it back is only counted."""
+        for run in runs:
+            try:
+                run.close()
+            except BaseException as raised:  # noqa: BLE001 -- likewise, and how the load ended is told elsewhere
+                self._tally.count_failure(f"give lent memory back: {_text(raised)}")
+
+    def _fail(self, job: Job, raised: BaseException) -> None:
         """A job did not come through, and touches its slots no more."""
-        why = f"{type(raised).__name__}: {raised}"
+        why = _text(raised)
         self._tally.count_failure(f"operation {job.ticket.op}: {why}")
         self._board.tell(job, Outcome.FAILED, quiesced=True, why=why)
 
@@ -225,13 +234,13 @@ class TransferThread:
                 job.ask()
                 for transfer in job.transfers:
                     transfer.keys.resolve(give_way)
-            except Exception as raised:  # noqa: BLE001 -- a failure is a value; its text is kept, no traceback
+            except BaseException as raised:  # noqa: BLE001 -- a failure is a value; its text is kept, no traceback
                 self._fail(job, raised)
             else:
                 asked.append(job)
         try:
             there = self._stores.touch([job.transfers for job in asked])
-        except Exception as raised:  # noqa: BLE001 -- likewise, of all of them
+        except BaseException as raised:  # noqa: BLE001 -- likewise, of all of them
             for job in asked:
                 self._fail(job, raised)
             return
@@ -261,7 +270,6 @@ class TransferThread:
             raise job.failed(f"a copy took longer than {self._copy_timeout_s} s")
 
 
-def _close(runs: Iterable[OpenRun]) -> None:
-    """Give back what was lent for some runs."""
-    for run in runs:
-        run.close()
+def _text(raised: BaseException) -> str:
+    """What was raised, for people."""
+    return f"{type(raised).__name__}: {raised}"

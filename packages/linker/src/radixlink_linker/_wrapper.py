@@ -15,6 +15,8 @@ Rules of the file, and of those that it joins:
    operation.
 5. A miss is a value: everything that cannot be restored is computed, and nothing of the attempt
    stays.
+6. A call that is left in its middle, by a signal's exception or one of the engine's, is the last
+   before `reset`: the others may have carried out what it did not.
 
 What a match says is `ExternalMatcher`'s, when the store is asked `Prober`'s; how a load begins and
 what it leaves is `Loads`', which nodes are stored `Offloads`', which are kept in the store `Touches`'.
@@ -23,7 +25,8 @@ Here is what they have in common: the frame, and the end of things.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, assert_never
+from functools import update_wrapper
+from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar, assert_never
 
 from radixlink_contracts import (
     NOTHING_HAPPENED,
@@ -35,7 +38,7 @@ from radixlink_contracts import (
     TouchingLinker,
     WrittenOff,
 )
-from radixlink_contracts.errors import ContractError, StaleHandleError
+from radixlink_contracts.errors import AgreementError, ContractError, StaleHandleError
 from radixlink_linker._breaker import Breaker
 from radixlink_linker._component_transfers import ComponentTransfers
 from radixlink_linker._counters import LinkerCounters
@@ -61,7 +64,7 @@ from radixlink_linker._touches import Touches
 from radixlink_linker._write_offs import WriteOffs
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from radixlink_contracts import (
         BatchIndex,
@@ -86,6 +89,29 @@ if TYPE_CHECKING:
     from radixlink_linker._requests import Request
     from radixlink_linker._settings import LinkerSettings
     from radixlink_linker._slots import DeviceSlots
+
+_Parameters = ParamSpec("_Parameters")
+_Result = TypeVar("_Result")
+
+
+def _whole(
+    method: Callable[Concatenate[UnifiedCacheLinkerWrapper, _Parameters], _Result],
+) -> Callable[Concatenate[UnifiedCacheLinkerWrapper, _Parameters], _Result]:
+    """A call that is gone through with, or is the last before `reset`."""
+
+    def call(
+        self: UnifiedCacheLinkerWrapper, /, *args: _Parameters.args, **kwargs: _Parameters.kwargs
+    ) -> _Result:
+        try:
+            return method(self, *args, **kwargs)
+        except AgreementError:
+            raise
+        except BaseException as error:
+            self._frames.leave(method.__name__, error)
+            raise
+
+    update_wrapper(call, method)
+    return call
 
 
 class UnifiedCacheLinkerWrapper:
@@ -214,6 +240,7 @@ class UnifiedCacheLinkerWrapper:
 
     # -- what an engine calls ----------------------------------------------------------------------
 
+    @_whole
     def match(self, key: RadixKey, request_id: RequestId, device: MatchResult) -> MatchResult:
         """Say what is agreed about the part of a key behind its device prefix.
 
@@ -223,6 +250,7 @@ class UnifiedCacheLinkerWrapper:
         self._frames.check()
         return device if self._given_up else self._matcher.match(key, request_id, device)
 
+    @_whole
     def load_back(self, request: RequestKV, mode: LoadMode) -> LoadBack:
         """Queue the load of what a HIT promised; see `PrefixCache.init_load_back`."""
         self._frames.check()
@@ -230,6 +258,7 @@ class UnifiedCacheLinkerWrapper:
             return LoadMiss(reason="the linker was given up: too many slots are written off")
         return self._loads.load_back(request, mode)
 
+    @_whole
     def start_loads(self) -> BatchIndex | None:
         """Start everything queued; see `PrefixCache.ready_to_load_host_cache`.
 
@@ -239,11 +268,13 @@ class UnifiedCacheLinkerWrapper:
         self._prober.submit()
         return self._loads.start()
 
+    @_whole
     def offload(self, node_ids: Sequence[NodeId]) -> None:
         """Offload nodes, root first; what is over the cap of operations waits for its turn."""
         self._frames.check()
         self._offloads.add(node_ids)
 
+    @_whole
     def touch(self, node_ids: Sequence[NodeId]) -> None:
         """Touch nodes in the store, root first; what is over the cap of touches is left out.
 
@@ -253,12 +284,14 @@ class UnifiedCacheLinkerWrapper:
         if not self._given_up:
             self._touches.begin(node_ids)
 
+    @_whole
     def release_request(self, request_id: RequestId) -> None:
         """Forget a request; see `PrefixCache.release_aborted_request`."""
         self._loads.release(request_id)
 
     # -- step --------------------------------------------------------------------------------------
 
+    @_whole
     def step(self) -> StepReport:
         """Exchange a frame where there is need, and act on it; see `LinkedPrefixCache.step`."""
         self._frames.check()
@@ -299,6 +332,7 @@ class UnifiedCacheLinkerWrapper:
                     self.counters.last_error = f"lookup of {lookup.request_id}: {lookup.error}"
                 report.ready.append(lookup.request_id)
 
+    @_whole
     def finish_loads(self, batch: BatchIndex | None) -> StepReport:
         """Decide the layer-wise loads that run; see `LinkedPrefixCache.finish_loads`."""
         self._frames.check()

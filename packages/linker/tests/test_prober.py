@@ -1,0 +1,112 @@
+"""`Prober`: every lookup that was handed over is answered, whatever the store raises."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from array import array
+from typing import TYPE_CHECKING
+
+from packages.linker.tests.test_store_linker import NUM_PAGES, PAGE_SIZE, World
+from typing_extensions import override
+
+from radixlink_contracts import (
+    ComponentType,
+    LinkerComponent,
+    PageBits,
+    PoolName,
+    PoolTransfer,
+    RadixKey,
+    RequestId,
+)
+from radixlink_linker import LinkerCounters, ThreadExecutor
+from radixlink_linker._breaker import Breaker
+from radixlink_linker._component_transfers import ComponentTransfers
+from radixlink_linker._lookup import Lookup
+from radixlink_linker._prober import Prober
+from radixlink_testing.linkers import ManualClock
+from radixlink_testing.pages import page_keys
+
+if TYPE_CHECKING:
+    import pytest
+
+    from radixlink_contracts import (
+        ExternalLinkerLoadPhase,
+        InsertResult,
+        LinkerTransferPhase,
+        PageKeySource,
+        RequestKV,
+        TreeNodeView,
+    )
+
+
+class AllPages(LinkerComponent):
+    """Full attention, which asks for every page."""
+
+    @property
+    @override
+    def component_type(self) -> ComponentType:
+        return ComponentType.FULL
+
+    @override
+    def build_external_linker_transfer(
+        self,
+        phase: LinkerTransferPhase,
+        node: TreeNodeView | None,
+        keys: PageKeySource | None,
+    ) -> PoolTransfer | None:
+        assert keys is not None
+        return PoolTransfer(name=PoolName.KV, keys=keys)
+
+    @override
+    def update_external_linker_load(
+        self,
+        phase: ExternalLinkerLoadPhase,
+        *,
+        request: RequestKV | None,
+        full_transfer: PoolTransfer | None,
+        transfer: PoolTransfer,
+        prefix_len: int,
+        insert_result: InsertResult | None = None,
+    ) -> None:
+        raise NotImplementedError
+
+
+def lookup_of(name: str, first: int, last: int) -> Lookup:
+    tokens = array("q", range((last - first) * PAGE_SIZE))
+    return Lookup(RequestId(name), RadixKey(tokens), 0, page_keys(range(first, last)), 5.0)
+
+
+def test_a_store_that_raises_no_exception_is_a_miss_and_the_next_is_asked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def cancelled(*_: object) -> None:
+        raise asyncio.CancelledError
+
+    told = threading.Event()
+    monkeypatch.setattr(threading, "excepthook", lambda _: told.set())
+    world = World()
+    world.put(0, 3)
+    executor = ThreadExecutor(num_threads=1)
+    breaker = Breaker(ManualClock(), patience_s=5.0, max_hanging=4)
+    components = ComponentTransfers([AllPages()])
+    prober = Prober(world.linker, components, executor, breaker, LinkerCounters())
+    missed, found = lookup_of("missed", 0, 2), lookup_of("found", 0, NUM_PAGES)
+    try:
+        with monkeypatch.context() as patched:
+            patched.setattr(world.linker._stores.store_of(world.pool), "contains", cancelled)
+            prober.add(missed)
+            prober.submit()
+            assert told.wait(10)
+        assert missed.answer == PageBits.none(2)
+        assert missed.error == "CancelledError()"
+        done = threading.Event()
+        prober.add(found)
+        prober.submit()
+        executor.submit(done.set)
+        assert done.wait(10)
+        assert found.error is None
+        assert found.answer == PageBits((1 << 3) - 1, NUM_PAGES)
+    finally:
+        executor.close()
+        world.end()
