@@ -5,8 +5,10 @@ its slots are locked by locks on the file itself. `creation.lock` is locked by w
 segment or looks at its superblock, so that
 
 1. a segment has its name only when it is whole: it is made as `*.segment.new` and renamed. What a
-   maker that died left under that name is removed by the next one;
-2. the stamps of a segment that outlived a boot of the node are started over by one opener, before
+   maker that died left under that name is removed by the next opener, whichever segment it opens,
+   since all of its room is taken;
+2. the lock is released and not only closed: a child that was forked meanwhile would keep it;
+3. the stamps of a segment that outlived a boot of the node are started over by one opener, before
    anyone uses them.
 
 The room of a segment is allocated when it is made: a sparse file on a full tmpfs would be a SIGBUS
@@ -58,6 +60,9 @@ if TYPE_CHECKING:
 
 SUFFIX: Final = ".segment"
 """How the name of every segment ends."""
+
+UNFINISHED_SUFFIX: Final = f"{SUFFIX}.new"
+"""How it ends while the segment is made."""
 
 _CREATION_LOCK: Final = "creation.lock"
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
@@ -200,6 +205,7 @@ def open_segment(
             creation_lock(directory, path, timeout_s),
         ):
             names = names_in(directory)
+            remove_unfinished(directory, names)
             for name in sorted(names):
                 if name.endswith(SUFFIX):
                     _refuse_stranger(directory, path / name, layout)
@@ -233,8 +239,27 @@ def creation_lock(directory: int, path: Path, timeout_s: float) -> Iterator[None
             time.sleep(_POLL_S)
         yield
     finally:
-        # Closing the last descriptor of a description releases its locks.
+        lock.unlock_all()
         lock.close()
+
+
+def remove_unfinished(directory: int, names: list[str]) -> list[str]:
+    """Remove what makers that died left behind, while the directory is locked.
+
+    Args:
+        directory: A descriptor.
+        names: What is in it.
+
+    Returns:
+        The names that are gone.
+
+    Raises:
+        OSError: One cannot be removed.
+    """
+    unfinished = sorted(name for name in names if name.endswith(UNFINISHED_SUFFIX))
+    for name in unfinished:
+        os.unlink(name, dir_fd=directory)
+    return unfinished
 
 
 def _refuse_stranger(directory: int, file: Path, layout: PoolLayout) -> None:
@@ -265,10 +290,7 @@ def _make(directory: int, path: Path, superblock: Superblock, room: Callable[[Pa
         OSError: The file cannot be made.
     """
     needed, name = superblock.geometry.total_bytes, _name_of(superblock.layout)
-    new = f"{name}.new"
-    # What a maker that died left behind: we have its lock now.
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(new, dir_fd=directory)
+    new = name.removesuffix(SUFFIX) + UNFINISHED_SUFFIX
     available = room(path)
     if available.num_bytes < needed:
         raise _no_room(path / name, needed, available)
@@ -280,9 +302,11 @@ def _make(directory: int, path: Path, superblock: Superblock, room: Callable[[Pa
         os.posix_fallocate(descriptor, 0, needed)
         os.pwrite(descriptor, head, 0)
         os.rename(new, name, src_dir_fd=directory, dst_dir_fd=directory)
-    except OSError as error:
-        os.unlink(new, dir_fd=directory)
-        if error.errno in NO_ROOM:
+    except BaseException as error:
+        # Also where Ctrl-C ends a large one: nobody may ever open this segment again.
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(new, dir_fd=directory)
+        if isinstance(error, OSError) and error.errno in NO_ROOM:
             raise _no_room(path / name, needed, room(path)) from error
         raise
     finally:
