@@ -238,12 +238,17 @@ def test_file_that_is_no_segment_is_named_and_left_alone(
     for name, content in contents.items():
         (tmp_path / name).write_bytes(content)
     os.mkfifo(tmp_path / "c.segment")
+    (tmp_path / "d.segment").symlink_to(tmp_path / NAME)
+    (tmp_path / "e.segment").symlink_to("nowhere")
+    (tmp_path / "f.segment").mkdir()
     found = do(tmp_path)
     told = [each for each in found if isinstance(each, Unreadable)]
-    assert [each.file.name for each in told] == ["a.segment", "b.segment", "c.segment"]
-    for each, why in zip(told, ("something else", "format version", "plain file"), strict=True):
+    assert [each.file.name for each in told] == [f"{letter}.segment" for letter in "abcdef"]
+    whys = ("something else", "format version", "plain file", "links", "links", "Is a directory")
+    for each, why in zip(told, whys, strict=True):
         assert why in each.why
-    assert len(found) == 4
+    assert len(found) == 7
+    assert (tmp_path / "d.segment").exists()
     for name, content in contents.items():
         assert (tmp_path / name).read_bytes() == content
 

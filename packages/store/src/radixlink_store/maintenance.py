@@ -326,6 +326,14 @@ def _opened(descriptor: int, file: Path) -> Iterator[tuple[Path, Segment, Superb
     except (BackendUnavailableError, IdentityError, IntegrityError) as error:
         yield Unreadable(file=file, why=str(error))
         return
+    except FileNotFoundError:
+        # Another one who clears was faster.
+        return
+    except OSError as error:
+        # A link, a directory, no right to read it, or no memory to map it: it keeps nobody from the rest.
+        why = f"{file}: expected to open a segment, got {error.strerror} (errno {error.errno})"
+        yield Unreadable(file=file, why=why)
+        return
     try:
         yield file, segment, superblock
     finally:
