@@ -443,6 +443,36 @@ def test_prefault_is_at_work_until_the_store_is_closed(layout: PoolLayout, tmp_p
         assert threading.active_count() == before
 
 
+def test_store_is_opened_also_where_no_more_threads_are_to_be_had(
+    open_store: OpenStore, layout: PoolLayout
+) -> None:
+    # More than there are addresses.
+    before = threading.stack_size(1 << 47)
+    try:
+        with pytest.raises(RuntimeError):
+            threading.Thread(target=int).start()
+        store = open_store(layout)
+    finally:
+        threading.stack_size(before)
+    assert store.wait_prefault(0)
+    put_all(store)
+
+
+def test_store_that_is_opened_while_its_factory_is_closed_is_closed_as_well(
+    layout: PoolLayout, tmp_path: Path
+) -> None:
+    def close(path: Path) -> Room:
+        factory.close()
+        return room_at(path)
+
+    config = StoreConfig(location=str(tmp_path), capacity_bytes=CAPACITY)
+    factory = FileStoreFactory(config, close)
+    before = _open_files()
+    with pytest.raises(StaleHandleError, match="closed"):
+        factory.open(layout)
+    assert _open_files() == before
+
+
 def test_closing_unmaps_the_file_and_closes_it(
     open_store: OpenStore, layout: PoolLayout, tmp_path: Path
 ) -> None:

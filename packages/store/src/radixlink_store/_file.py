@@ -47,6 +47,7 @@ from radixlink_store._errors import NO_ROOM, map_exceptions
 from radixlink_store._layout import SUPERBLOCK_BYTES, Geometry
 from radixlink_store._locks import LockDescriptor, SlotLocks
 from radixlink_store._prefault import Prefault
+from radixlink_store._process_mutex import ProcessMutex
 from radixlink_store._room import is_in_memory, room_at
 from radixlink_store._segment import Segment
 from radixlink_store._store import SegmentPageStore
@@ -122,6 +123,7 @@ class FileStoreFactory:
         self._room: Final = room
         self._checksums: Final = checksums
         self._prefault: Final = prefault
+        self._mutex: Final = ProcessMutex()
         self._stores: list[SegmentPageStore] = []
         self._closed = False
 
@@ -140,7 +142,7 @@ class FileStoreFactory:
         Owns: the caller closes it; so does the factory's close.
         """
         if self._closed:
-            raise StaleHandleError("file store: expected an open factory, got one that was closed")
+            raise _closed()
         geometry = Geometry.within(self._config.capacity_bytes, layout.range_bytes)
         directory = self._directory(layout, geometry)
         segment = open_segment(
@@ -151,25 +153,49 @@ class FileStoreFactory:
             timeout_s=self._config.timeout_s,
             room=self._room,
         )
-        prefault = self._start_prefault(segment, directory) if self._prefault else None
-        where = str(directory / _name_of(layout))
-        store = SegmentPageStore(segment, where, prefault=prefault)
-        self._stores.append(store)
+        try:
+            prefault = self._start_prefault(segment, directory) if self._prefault else None
+            where = str(directory / _name_of(layout))
+            store = SegmentPageStore(segment, where, prefault=prefault)
+            self._keep(store)
+        except BaseException:
+            segment.locks.close()
+            raise
         return store
 
     def close(self) -> None:
         """Close every store it opened. Idempotent."""
-        self._closed = True
-        stores, self._stores = self._stores, []
+        with self._mutex.lock:
+            self._closed = True
+            stores, self._stores = self._stores, []
         for store in stores:
             store.close()
 
-    def _start_prefault(self, segment: Segment, directory: Path) -> Prefault:
-        """Fill the page tables of what is in memory; never read a whole disk for it."""
-        if is_in_memory(directory):
-            return Prefault(segment.memory, write=True)
-        index = segment.memory[: segment.geometry.payload_offset]
-        return Prefault(index, write=False)
+    def _keep(self, store: SegmentPageStore) -> None:
+        """Close a store with the factory; at once if that was closed while the store was opened.
+
+        Raises:
+            StaleHandleError: It was.
+        """
+        with self._mutex.lock:
+            if not self._closed:
+                self._stores.append(store)
+                return
+        store.close()
+        raise _closed()
+
+    def _start_prefault(self, segment: Segment, directory: Path) -> Prefault | None:
+        """Fill the page tables of what is in memory; never read a whole disk for it.
+
+        Returns:
+            None where no more threads are to be had: then the first touches cost what they cost.
+        """
+        in_memory = is_in_memory(directory)
+        memory = segment.memory if in_memory else segment.memory[: segment.geometry.payload_offset]
+        try:
+            return Prefault(memory, write=in_memory)
+        except RuntimeError:
+            return None
 
     def _directory(self, layout: PoolLayout, geometry: Geometry) -> Path:
         """The directory of this layout's segment."""
@@ -388,6 +414,10 @@ def _read_superblock(descriptor: int, file: Path) -> Superblock:
 def _name_of(layout: PoolLayout) -> str:
     """The name of a layout's file."""
     return f"{layout.pool.value}.{layout.shard.index}-of-{layout.shard.count}{SUFFIX}"
+
+
+def _closed() -> StaleHandleError:
+    return StaleHandleError("file store: expected an open factory, got one that was closed")
 
 
 def _no_room(file: Path, needed: int, available: Room) -> CapacityError:
