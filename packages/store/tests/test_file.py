@@ -27,7 +27,7 @@ from radixlink_contracts.errors import (
     StaleHandleError,
 )
 from radixlink_store import FileStoreFactory, Geometry, SlotLocks, default_directory
-from radixlink_store._room import Room
+from radixlink_store._room import Room, room_at
 from radixlink_store._superblock import write_boot_id
 from radixlink_testing import read_right
 from radixlink_testing.pages import page_keys, page_parts
@@ -227,6 +227,62 @@ def test_what_a_dead_maker_left_is_removed(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["creation.lock", NAME]
 
 
+def test_what_a_dead_maker_of_another_segment_left_is_removed(
+    open_store: OpenStore, layout: PoolLayout, tmp_path: Path
+) -> None:
+    put_all(open_store(layout))
+    (tmp_path / "swa.0-of-1.segment.new").write_bytes(bytes(1 << 16))
+    put_all(open_store(layout))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["creation.lock", NAME]
+
+
+def test_making_that_is_interrupted_leaves_no_file(
+    open_store: OpenStore,
+    layout: PoolLayout,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    allocate = os.posix_fallocate
+
+    def interrupted(descriptor: int, offset: int, length: int) -> None:
+        allocate(descriptor, offset, length)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "posix_fallocate", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            open_store(layout)
+    assert [path.name for path in tmp_path.iterdir()] == ["creation.lock"]
+    put_all(open_store(layout))
+
+
+def test_child_that_is_forked_while_a_segment_is_made_keeps_nobody_out(
+    open_store: OpenStore, layout: PoolLayout, tmp_path: Path
+) -> None:
+    end, keep = os.pipe()
+    children: list[int] = []
+
+    def fork(path: Path) -> Room:
+        child = os.fork()
+        if child == 0:
+            os.close(keep)
+            os.read(end, 1)
+            os._exit(0)
+        children.append(child)
+        return room_at(path)
+
+    config = StoreConfig(location=str(tmp_path), capacity_bytes=CAPACITY)
+    factory = FileStoreFactory(config, fork)
+    factory.open(layout)
+    put_all(open_store(layout, timeout_s=0))
+    factory.close()
+    os.close(keep)
+    for child in children:
+        os.waitpid(child, 0)
+    os.close(end)
+    assert len(children) == 1
+
+
 @pytest.mark.parametrize("keep", [0, 8, 5000, -4096, -1])
 def test_truncated_file_is_refused(
     open_store: OpenStore, layout: PoolLayout, tmp_path: Path, keep: int
@@ -385,6 +441,36 @@ def test_prefault_is_at_work_until_the_store_is_closed(layout: PoolLayout, tmp_p
         put_all(factory.open(layout))
         factory.close()
         assert threading.active_count() == before
+
+
+def test_store_is_opened_also_where_no_more_threads_are_to_be_had(
+    open_store: OpenStore, layout: PoolLayout
+) -> None:
+    # More than there are addresses.
+    before = threading.stack_size(1 << 47)
+    try:
+        with pytest.raises(RuntimeError):
+            threading.Thread(target=int).start()
+        store = open_store(layout)
+    finally:
+        threading.stack_size(before)
+    assert store.wait_prefault(0)
+    put_all(store)
+
+
+def test_store_that_is_opened_while_its_factory_is_closed_is_closed_as_well(
+    layout: PoolLayout, tmp_path: Path
+) -> None:
+    def close(path: Path) -> Room:
+        factory.close()
+        return room_at(path)
+
+    config = StoreConfig(location=str(tmp_path), capacity_bytes=CAPACITY)
+    factory = FileStoreFactory(config, close)
+    before = _open_files()
+    with pytest.raises(StaleHandleError, match="closed"):
+        factory.open(layout)
+    assert _open_files() == before
 
 
 def test_closing_unmaps_the_file_and_closes_it(

@@ -238,14 +238,43 @@ def test_file_that_is_no_segment_is_named_and_left_alone(
     for name, content in contents.items():
         (tmp_path / name).write_bytes(content)
     os.mkfifo(tmp_path / "c.segment")
+    (tmp_path / "d.segment").symlink_to(tmp_path / NAME)
+    (tmp_path / "e.segment").symlink_to("nowhere")
+    (tmp_path / "f.segment").mkdir()
     found = do(tmp_path)
     told = [each for each in found if isinstance(each, Unreadable)]
-    assert [each.file.name for each in told] == ["a.segment", "b.segment", "c.segment"]
-    for each, why in zip(told, ("something else", "format version", "plain file"), strict=True):
+    assert [each.file.name for each in told] == [f"{letter}.segment" for letter in "abcdef"]
+    whys = ("something else", "format version", "plain file", "links", "links", "Is a directory")
+    for each, why in zip(told, whys, strict=True):
         assert why in each.why
-    assert len(found) == 4
+    assert len(found) == 7
+    assert (tmp_path / "d.segment").exists()
     for name, content in contents.items():
         assert (tmp_path / name).read_bytes() == content
+
+
+@pytest.mark.parametrize("beside", [True, False])
+def test_what_a_dead_maker_left_is_told_and_cleared(
+    open_store: OpenStore, tmp_path: Path, *, beside: bool
+) -> None:
+    left = tmp_path / "swa.0-of-1.segment.new"
+    segments = [tmp_path / NAME] if beside else []
+    if beside:
+        open_store().close()
+    left.write_bytes(bytes(1 << 16))
+    for do in (inspect, verify):
+        *others, last = do(tmp_path)
+        whole = [each.file for each in others if isinstance(each, SegmentStatus | Verdict)]
+        assert whole == segments
+        assert len(others) == len(segments)
+        assert isinstance(last, Unreadable)
+        assert last.file == left
+        assert "whose maker died" in last.why
+    assert left.exists()
+    assert clear(tmp_path) == [
+        Cleared(file=file, num_pages=0, removed=True) for file in (*segments, left)
+    ]
+    assert [path.name for path in tmp_path.iterdir()] == ["creation.lock"]
 
 
 def test_stores_of_several_models_are_found_below_their_directory(

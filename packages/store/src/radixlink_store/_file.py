@@ -5,8 +5,10 @@ its slots are locked by locks on the file itself. `creation.lock` is locked by w
 segment or looks at its superblock, so that
 
 1. a segment has its name only when it is whole: it is made as `*.segment.new` and renamed. What a
-   maker that died left under that name is removed by the next one;
-2. the stamps of a segment that outlived a boot of the node are started over by one opener, before
+   maker that died left under that name is removed by the next opener, whichever segment it opens,
+   since all of its room is taken;
+2. the lock is released and not only closed: a child that was forked meanwhile would keep it;
+3. the stamps of a segment that outlived a boot of the node are started over by one opener, before
    anyone uses them.
 
 The room of a segment is allocated when it is made: a sparse file on a full tmpfs would be a SIGBUS
@@ -45,6 +47,7 @@ from radixlink_store._huge_pages import allocate_huge, map_file
 from radixlink_store._layout import SUPERBLOCK_BYTES, Geometry
 from radixlink_store._locks import LockDescriptor, SlotLocks
 from radixlink_store._prefault import Prefault
+from radixlink_store._process_mutex import ProcessMutex
 from radixlink_store._room import is_in_memory, room_at
 from radixlink_store._segment import Segment
 from radixlink_store._store import SegmentPageStore
@@ -58,6 +61,9 @@ if TYPE_CHECKING:
 
 SUFFIX: Final = ".segment"
 """How the name of every segment ends."""
+
+UNFINISHED_SUFFIX: Final = f"{SUFFIX}.new"
+"""How it ends while the segment is made."""
 
 _CREATION_LOCK: Final = "creation.lock"
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
@@ -117,6 +123,7 @@ class FileStoreFactory:
         self._room: Final = room
         self._checksums: Final = checksums
         self._prefault: Final = prefault
+        self._mutex: Final = ProcessMutex()
         self._stores: list[SegmentPageStore] = []
         self._closed = False
 
@@ -135,7 +142,7 @@ class FileStoreFactory:
         Owns: the caller closes it; so does the factory's close.
         """
         if self._closed:
-            raise StaleHandleError("file store: expected an open factory, got one that was closed")
+            raise _closed()
         geometry = Geometry.within(self._config.capacity_bytes, layout.range_bytes)
         directory = self._directory(layout, geometry)
         segment = open_segment(
@@ -146,25 +153,49 @@ class FileStoreFactory:
             timeout_s=self._config.timeout_s,
             room=self._room,
         )
-        prefault = self._start_prefault(segment, directory) if self._prefault else None
-        where = str(directory / _name_of(layout))
-        store = SegmentPageStore(segment, where, prefault=prefault)
-        self._stores.append(store)
+        try:
+            prefault = self._start_prefault(segment, directory) if self._prefault else None
+            where = str(directory / _name_of(layout))
+            store = SegmentPageStore(segment, where, prefault=prefault)
+            self._keep(store)
+        except BaseException:
+            segment.locks.close()
+            raise
         return store
 
     def close(self) -> None:
         """Close every store it opened. Idempotent."""
-        self._closed = True
-        stores, self._stores = self._stores, []
+        with self._mutex.lock:
+            self._closed = True
+            stores, self._stores = self._stores, []
         for store in stores:
             store.close()
 
-    def _start_prefault(self, segment: Segment, directory: Path) -> Prefault:
-        """Fill the page tables of what is in memory; never read a whole disk for it."""
-        if is_in_memory(directory):
-            return Prefault(segment.memory, write=True)
-        index = segment.memory[: segment.geometry.payload_offset]
-        return Prefault(index, write=False)
+    def _keep(self, store: SegmentPageStore) -> None:
+        """Close a store with the factory; at once if that was closed while the store was opened.
+
+        Raises:
+            StaleHandleError: It was.
+        """
+        with self._mutex.lock:
+            if not self._closed:
+                self._stores.append(store)
+                return
+        store.close()
+        raise _closed()
+
+    def _start_prefault(self, segment: Segment, directory: Path) -> Prefault | None:
+        """Fill the page tables of what is in memory; never read a whole disk for it.
+
+        Returns:
+            None where no more threads are to be had: then the first touches cost what they cost.
+        """
+        in_memory = is_in_memory(directory)
+        memory = segment.memory if in_memory else segment.memory[: segment.geometry.payload_offset]
+        try:
+            return Prefault(memory, write=in_memory)
+        except RuntimeError:
+            return None
 
     def _directory(self, layout: PoolLayout, geometry: Geometry) -> Path:
         """The directory of this layout's segment."""
@@ -200,6 +231,7 @@ def open_segment(
             creation_lock(directory, path, timeout_s),
         ):
             names = names_in(directory)
+            remove_unfinished(directory, names)
             for name in sorted(names):
                 if name.endswith(SUFFIX):
                     _refuse_stranger(directory, path / name, layout)
@@ -239,6 +271,25 @@ def creation_lock(directory: int, path: Path, timeout_s: float) -> Iterator[None
         lock.close()
 
 
+def remove_unfinished(directory: int, names: list[str]) -> list[str]:
+    """Remove what makers that died left behind, while the directory is locked.
+
+    Args:
+        directory: A descriptor.
+        names: What is in it.
+
+    Returns:
+        The names that are gone.
+
+    Raises:
+        OSError: One cannot be removed.
+    """
+    unfinished = sorted(name for name in names if name.endswith(UNFINISHED_SUFFIX))
+    for name in unfinished:
+        os.unlink(name, dir_fd=directory)
+    return unfinished
+
+
 def _refuse_stranger(directory: int, file: Path, layout: PoolLayout) -> None:
     """Refuse a segment of another identity, or of another layout under our name.
 
@@ -267,10 +318,7 @@ def _make(directory: int, path: Path, superblock: Superblock, room: Callable[[Pa
         OSError: The file cannot be made.
     """
     needed, name = superblock.geometry.total_bytes, _name_of(superblock.layout)
-    new = f"{name}.new"
-    # What a maker that died left behind: we have its lock now.
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(new, dir_fd=directory)
+    new = name.removesuffix(SUFFIX) + UNFINISHED_SUFFIX
     available = room(path)
     if available.num_bytes < needed:
         raise _no_room(path / name, needed, available)
@@ -284,9 +332,11 @@ def _make(directory: int, path: Path, superblock: Superblock, room: Callable[[Pa
         os.posix_fallocate(descriptor, 0, needed)
         os.pwrite(descriptor, head, 0)
         os.rename(new, name, src_dir_fd=directory, dst_dir_fd=directory)
-    except OSError as error:
-        os.unlink(new, dir_fd=directory)
-        if error.errno in NO_ROOM:
+    except BaseException as error:
+        # Also where Ctrl-C ends a large one: nobody may ever open this segment again.
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(new, dir_fd=directory)
+        if isinstance(error, OSError) and error.errno in NO_ROOM:
             raise _no_room(path / name, needed, room(path)) from error
         raise
     finally:
@@ -368,6 +418,10 @@ def _read_superblock(descriptor: int, file: Path) -> Superblock:
 def _name_of(layout: PoolLayout) -> str:
     """The name of a layout's file."""
     return f"{layout.pool.value}.{layout.shard.index}-of-{layout.shard.count}{SUFFIX}"
+
+
+def _closed() -> StaleHandleError:
+    return StaleHandleError("file store: expected an open factory, got one that was closed")
 
 
 def _no_room(file: Path, needed: int, available: Room) -> CapacityError:

@@ -13,9 +13,11 @@ closed, be it by kill -9. So
 3. a forked child shares its parent's descriptions. It must not write by them, so it is refused
    (open the store again); and while it lives, what its parent had locked at the fork stays locked
    even if the parent dies. That costs one slot until the child ends or executes another program,
-   and nothing else.
-
-4. bytes behind those of the slots say who has the segment open; `SlotLocks.hold` keeps one for as
+   and nothing else;
+4. an exception may come between any two steps (Ctrl-C), so also before a descriptor is unlocked and
+   given back. One that is lost on the way is closed when nothing refers to it any more, and its
+   locks end;
+5. bytes behind those of the slots say who has the segment open; `SlotLocks.hold` keeps one for as
    long as the locks are open, by a description of its own.
 
 Only Linux has these locks. They say nothing on network file systems that emulate them between
@@ -29,6 +31,7 @@ import errno
 import fcntl
 import os
 import struct
+import weakref
 from typing import TYPE_CHECKING, Final
 
 from radixlink_contracts.errors import StaleHandleError
@@ -49,10 +52,15 @@ _UNLOCK_ALL: Final = _FLOCK.pack(_UNLOCK, 0, 0, 0, 0)
 
 
 class LockDescriptor:
-    """One open file description, used by one thread at a time."""
+    """One open file description, used by one thread at a time.
+
+    Owns: the descriptor is closed by `close`, or when nothing refers to this any more.
+    """
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
+        self._end = weakref.finalize(self, os.close, descriptor)
+        self._end.atexit = False
 
     def try_lock(self, byte: int) -> bool:
         """Lock a byte, unless somebody else has it. Never waits.
@@ -88,8 +96,8 @@ class LockDescriptor:
         fcntl.fcntl(self._descriptor, _SET, _UNLOCK_ALL)
 
     def close(self) -> None:
-        """Release everything."""
-        os.close(self._descriptor)
+        """Release everything. Idempotent."""
+        self._end()
 
 
 def _refused(error: OSError) -> bool:
@@ -136,7 +144,7 @@ class SlotLocks:
 
     @contextlib.contextmanager
     def lend(self) -> Iterator[LockDescriptor]:
-        """A descriptor for one thread's writes.
+        """A descriptor for one thread's writes; nothing is locked by it afterwards.
 
         Raises: as `take` says.
         """
@@ -144,6 +152,8 @@ class SlotLocks:
         try:
             yield descriptor
         finally:
+            # What an exception left locked; where another comes before it, the descriptor is lost.
+            descriptor.unlock_all()
             self.give_back(descriptor)
 
     def take(self) -> LockDescriptor:

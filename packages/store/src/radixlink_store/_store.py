@@ -514,15 +514,10 @@ class SegmentPageStore:
     def _lend(self, segment: Segment) -> Iterator[LockDescriptor]:
         """A descriptor for locking slots."""
         try:
-            lock = segment.locks.take()
+            with segment.locks.lend() as lock:
+                yield lock
         except OSError as error:
             raise self._locks_failed(error) from error
-        try:
-            yield lock
-        except OSError as error:
-            raise self._locks_failed(error) from error
-        finally:
-            segment.locks.give_back(lock)
 
     def _locks_failed(self, error: OSError) -> BackendUnavailableError:
         return BackendUnavailableError(

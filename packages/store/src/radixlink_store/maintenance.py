@@ -6,7 +6,7 @@ is.
 
 * `inspect` says what there is and changes nothing.
 * `verify` reads every page and empties slots that are damaged, as a reader would.
-* `clear` gives all pages up.
+* `clear` gives all pages up, and removes what a process left that died while it made a segment.
 """
 
 from __future__ import annotations
@@ -22,9 +22,17 @@ import numpy as np
 
 from radixlink_contracts.errors import BackendUnavailableError, IdentityError, IntegrityError
 from radixlink_store._ages import seconds_of
-from radixlink_store._directory import open_directory
+from radixlink_store._directory import names_in, open_directory
 from radixlink_store._errors import map_exceptions
-from radixlink_store._file import SUFFIX, boot_id, creation_lock, map_segment, unavailable
+from radixlink_store._file import (
+    SUFFIX,
+    UNFINISHED_SUFFIX,
+    boot_id,
+    creation_lock,
+    map_segment,
+    remove_unfinished,
+    unavailable,
+)
 from radixlink_store._layout import COUNTER_ROWS
 from radixlink_store._log_file import LOG_SUFFIX
 from radixlink_store._log_maintenance import (
@@ -163,6 +171,7 @@ def inspect(path: Path) -> list[SegmentStatus | LogStatus | Unreadable]:
                 found if isinstance(found, Unreadable) else _status(*found)
                 for found in _segments(path, segments)
             ),
+            *_each(path, segments, _unfinished),
             *_each(path, logs, inspect_logs),
         ]
 
@@ -182,6 +191,7 @@ def verify(path: Path) -> list[Verdict | LogVerdict | Unreadable]:
                 found if isinstance(found, Unreadable) else _scrub(*found[:2])
                 for found in _segments(path, segments)
             ),
+            *_each(path, segments, _unfinished),
             *_each(path, logs, verify_logs),
         ]
 
@@ -199,6 +209,7 @@ def clear(path: Path) -> list[Cleared | ClearedLog | Unreadable]:
                 found if isinstance(found, Unreadable) else _clear(*found[:2])
                 for found in _segments(path, segments, locked=True)
             ),
+            *_each(path, [at for at in segments if any(_unfinished(at))], _clear_unfinished),
             *_each(path, logs, clear_logs),
         ]
 
@@ -261,6 +272,28 @@ def _segments_in(
         os.close(descriptor)
 
 
+def _unfinished(directory: Path) -> Iterator[Unreadable]:
+    """Each segment of a directory that is not whole."""
+    for file in sorted(directory.glob(f"*{UNFINISHED_SUFFIX}")):
+        why = (
+            f"{file}: expected a whole segment, got one that is being made now, or whose maker died; "
+            f"then the next opener removes it, or clear"
+        )
+        yield Unreadable(file=file, why=why)
+
+
+def _clear_unfinished(directory: Path) -> Iterator[Cleared]:
+    """Remove what makers that died left in a directory."""
+    descriptor = open_directory(directory)
+    try:
+        with creation_lock(descriptor, directory, _TIMEOUT_S):
+            removed = remove_unfinished(descriptor, names_in(descriptor))
+    finally:
+        os.close(descriptor)
+    for name in removed:
+        yield Cleared(file=directory / name, num_pages=0, removed=True)
+
+
 def _stores_at(path: Path) -> tuple[list[Path], list[Path]]:
     """The directories at a path, itself or directly below, that hold segments, and files of pages.
 
@@ -270,8 +303,12 @@ def _stores_at(path: Path) -> tuple[list[Path], list[Path]]:
     below = sorted(path.iterdir()) if path.is_dir() else []
     directories = [directory for directory in (path, *below) if directory.is_dir()]
     segments, logs = (
-        [directory for directory in directories if any(directory.glob(f"*{suffix}"))]
-        for suffix in (SUFFIX, LOG_SUFFIX)
+        [
+            directory
+            for directory in directories
+            if any(any(directory.glob(f"*{suffix}")) for suffix in suffixes)
+        ]
+        for suffixes in ((SUFFIX, UNFINISHED_SUFFIX), (LOG_SUFFIX,))
     )
     if not segments and not logs:
         raise BackendUnavailableError(
@@ -288,6 +325,14 @@ def _opened(descriptor: int, file: Path) -> Iterator[tuple[Path, Segment, Superb
         segment, superblock = map_segment(descriptor, file)
     except (BackendUnavailableError, IdentityError, IntegrityError) as error:
         yield Unreadable(file=file, why=str(error))
+        return
+    except FileNotFoundError:
+        # Another one who clears was faster.
+        return
+    except OSError as error:
+        # A link, a directory, no right to read it, or no memory to map it: it keeps nobody from the rest.
+        why = f"{file}: expected to open a segment, got {error.strerror} (errno {error.errno})"
+        yield Unreadable(file=file, why=why)
         return
     try:
         yield file, segment, superblock
