@@ -8,7 +8,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 _ROOT = Path(__file__).parents[2]
+#: Where an example leaves what would outlive the test.
+_STORE = "/dev/shm/my-store"
+#: Whose examples each run as they stand, by themselves.
+_PACKAGES = ("comm", "linker", "pools", "store", "store_mpi", "tree")
 
 
 def _examples(readme: Path) -> list[str]:
@@ -19,7 +25,13 @@ def _run(example: str, directory: Path) -> str:
     result = subprocess.run(
         [sys.executable, "-c", example],
         cwd=directory,
-        env={**os.environ, "HF_HUB_OFFLINE": "1"},
+        env={
+            **os.environ,
+            "HF_HUB_OFFLINE": "1",
+            # What an MPI library leaves there goes with the directory.
+            "OMPI_MCA_btl_sm_backing_directory": str(directory),
+            "PRTE_MCA_prte_tmpdir_base": str(directory),
+        },
         capture_output=True,
         text=True,
         timeout=120.0,
@@ -46,3 +58,18 @@ def test_the_second_process_of_five_minutes_restores(tmp_path: Path) -> None:
     # One loads the document, and those that waited have it from there.
     restored = _restored(_run(serve, tmp_path))
     assert restored == [400, 400, 400]
+
+
+@pytest.mark.parametrize(
+    ("package", "number"),
+    [
+        (package, number)
+        for package in _PACKAGES
+        for number, _ in enumerate(_examples(_ROOT / f"packages/{package}/README.md"))
+    ],
+)
+def test_each_example_of_a_package_runs_by_itself(
+    package: str, number: int, tmp_path: Path
+) -> None:
+    example = _examples(_ROOT / f"packages/{package}/README.md")[number]
+    _run(example.replace(_STORE, str(tmp_path / "store")), tmp_path)

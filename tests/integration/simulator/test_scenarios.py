@@ -1,4 +1,4 @@
-"""Every interleaving that the design names happens, and every rule holds in it."""
+"""Every interleaving that is written out happens, and every rule holds in it."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 * `plan_of` makes the history of a seed, `run` runs it and says which rule broke, if one did.
 * `campaign` runs many, `explain` tells the story of one that broke, as short as `shrink` gets it.
-* `scenarios` are the interleavings that the design names.
+* `scenarios` are interleavings that easily go wrong, written out.
 * `Plan`, `Tick` and the events of `radixlink_testing.simulator.events` write a history by hand.
 
 Needs the extra `simulator`.

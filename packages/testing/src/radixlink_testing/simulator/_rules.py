@@ -9,7 +9,7 @@ from typing_extensions import override
 
 
 class Rule(enum.IntEnum):
-    """What must always hold, under the numbers of radixlink's design."""
+    """What must always hold, under the numbers of radixlink-linker's RULES.md."""
 
     LANDED = 1
     ONE_LOAD = 2
