@@ -128,6 +128,10 @@ class Vandal:
 
     def put(self, name: str, size: int) -> None:
         """Put an object that is no page."""
+        self._memory[:size] = 0
+        self._put(name, size)
+
+    def _put(self, name: str, size: int) -> None:
         config = make_replicate_config(self._settings)
         assert self._client.batch_put_from([name], [self._address], [size], config) == [0]
 
@@ -137,7 +141,7 @@ class Vandal:
         assert got == [[[size]]]
         self._memory[offset] ^= 1
         self.remove(name)
-        self.put(name, size)
+        self._put(name, size)
 
     def remove(self, name: str) -> None:
         """Remove an object, as eviction does."""

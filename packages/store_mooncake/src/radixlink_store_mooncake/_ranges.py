@@ -14,7 +14,6 @@ import numpy as np
 from radixlink_contracts import PageBits
 from radixlink_store_mooncake._codes import Code
 from radixlink_store_mooncake._object import TAG_BYTES
-from radixlink_store_mooncake._second_look import Verdict
 from radixlink_store_mooncake.counters import MooncakeCounters
 from radixlink_store_mooncake.errors import UnansweredError
 
@@ -199,10 +198,7 @@ class RangeReader:
                         stale += 1
                     else:
                         suspects.append(page)
-            for page in suspects:
-                verdict = self._second_look.judge(handles, page, layer_range, rows[page])
-                if verdict is Verdict.RIGHT:
-                    yield page
-                elif verdict is Verdict.STALE:
-                    stale += 1
             self._tally.add(MooncakeCounters(read_stale=stale, failed=failed))
+            for page in suspects:
+                if self._second_look.is_read(handles, page, layer_range, rows[page]):
+                    yield page
