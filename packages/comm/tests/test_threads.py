@@ -218,6 +218,23 @@ def test_a_rank_that_left_the_roll_call_of_a_failure_uses_the_group_no_more(
         group.all_and(bytearray(8), 1.0)
 
 
+@pytest.mark.parametrize("call", ["all_and", "renew"])
+def test_nobody_goes_on_with_a_rank_that_was_interrupted(
+    call: str, two: tuple[ThreadGroup, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = two
+    _, ask = CALLS[call]
+    meeting = first._place.meeting if call == "all_and" else first._place.renewals
+    with monkeypatch.context() as patched:
+        patched.setattr(meeting._changed, "wait_for", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            ask(first)
+    with pytest.raises(AgreementError, match="not all ranks took part in time") as caught:
+        second.all_and(bytearray(8), SHORT_S) if call == "all_and" else second.renew(SHORT_S)
+    assert caught.value.by_rank[0] == "no answer"
+    run_in_threads(two, lambda group: check_group_works(group.renew(PATIENCE_S)))
+
+
 def test_what_is_refused_leaves_the_group_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(*_: object) -> None:
         raise ContractError("split: this transport cannot")

@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+import threading
+
+import attrs
 import pytest
 
 from radixlink_contracts.errors import ContractError
-from radixlink_linker import LinkerSettings, StoreLinkerSettings
+from radixlink_linker import LinkerSettings, StoreLinkerSettings, ThreadExecutor
 
 
 @pytest.mark.parametrize(
@@ -48,10 +51,41 @@ def test_settings_that_differ_have_another_fingerprint() -> None:
     assert LinkerSettings(miss_steps=65).fingerprint != LinkerSettings().fingerprint
 
 
+@pytest.mark.parametrize("name", [field.name for field in attrs.fields(StoreLinkerSettings)])
+@pytest.mark.parametrize("value", [0, -1, float("nan")])
+def test_a_store_linker_needs_numbers_above_zero(name: str, value: float) -> None:
+    with pytest.raises(ContractError, match=f"{name} above 0, got {value}"):
+        StoreLinkerSettings(**{name: value})  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
-    "name", ["staging_bytes", "lease_s", "copy_timeout_s", "quiesce_timeout_s"]
+    "name",
+    [field.name for field in attrs.fields(StoreLinkerSettings) if field.name.endswith("_s")],
 )
+@pytest.mark.parametrize("value", [float("inf"), 1e10])
+def test_a_time_that_no_wait_of_a_thread_takes_is_refused(name: str, value: float) -> None:
+    with pytest.raises(OverflowError):
+        threading.Event().wait(value)
+    with pytest.raises(ContractError, match=rf"{name} of at most 1e\+06 s, got"):
+        StoreLinkerSettings(**{name: value})  # type: ignore[arg-type]
+    StoreLinkerSettings(**{name: 1e6})  # type: ignore[arg-type]
+
+
+def test_the_longest_time_is_one_that_a_wait_of_a_thread_takes() -> None:
+    done = threading.Event()
+    done.set()
+    assert done.wait(1e6)
+    closed = ThreadExecutor(close_timeout_s=1e6)
+    closed.close()
+
+
+@pytest.mark.parametrize("value", [-1.0, float("nan"), float("inf"), 1e10])
+def test_an_executor_closes_in_a_time_that_a_thread_can_be_waited_for(value: float) -> None:
+    with pytest.raises(ContractError, match=r"close_timeout_s in 0\.\.1e"):
+        ThreadExecutor(close_timeout_s=value)
+
+
 @pytest.mark.parametrize("value", [0, -1])
-def test_a_store_linker_needs_numbers_above_zero(name: str, value: int) -> None:
-    with pytest.raises(ContractError, match="above 0"):
-        StoreLinkerSettings(**{name: value})
+def test_an_executor_has_threads(value: int) -> None:
+    with pytest.raises(ContractError, match=f"num_threads of at least 1, got {value}"):
+        ThreadExecutor(num_threads=value)

@@ -271,7 +271,6 @@ def test_a_rank_that_does_not_step_is_named_in_time(
     recovers(replica)
 
 
-@several
 def interrupted_behind(
     monkeypatch: pytest.MonkeyPatch, group: CountingGroup, call: str, after: int = 1
 ) -> None:
@@ -373,6 +372,7 @@ def test_a_rank_that_left_the_attach_leaves_its_tree_as_it_was(
     recovers(replica)
 
 
+@several
 def test_a_rank_that_steps_once_more_is_an_error_on_all(
     make_replica: MakeReplica, num_ranks: int
 ) -> None:

@@ -43,6 +43,38 @@ def fill(replica: Replica) -> None:
     replica.match("asks", range(41, 49))
 
 
+def interrupted(*_: object, **__: object) -> None:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("end", ["reset", "detach"])
+def test_an_end_that_was_left_in_its_middle_goes_on_when_it_is_called_again(
+    make_replica: MakeReplica, monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    replica = make_replica(by_hand=True)
+    fill(replica)
+    (rank,) = replica.ranks
+    call = rank.cache.reset if end == "reset" else rank.cache.detach
+    # At the newest operation, an offload: those before it have slots that nobody else knows of.
+    with monkeypatch.context() as patched:
+        patched.setattr(rank.tree, "finish_offload", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            call()
+    if end == "detach":
+        with monkeypatch.context() as patched:
+            patched.setattr(rank.tree, "detach_linker", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                call()
+    call()
+    rank.cache.reset()
+    rank.check_idle()
+    assert rank.allocator.in_use == set()
+    if end == "detach":
+        replica.attach()
+    replica.store(TOKENS)
+    assert replica.restore("anew", TOKENS).landed == ("anew",)
+
+
 @both
 def test_reset_with_everything_in_flight(make_replica: MakeReplica, num_ranks: int) -> None:
     replica = make_replica(num_ranks, by_hand=True)

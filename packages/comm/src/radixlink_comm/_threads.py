@@ -85,7 +85,12 @@ class _Meeting:
                 here.offers[rank] = offer
             if len(here.offers) == self._size:
                 self._end(here, tuple(here.offers[other] for other in range(self._size)))
-            self._changed.wait_for(lambda: here.outcome is not None, time_left(deadline))
+            try:
+                self._changed.wait_for(lambda: here.outcome is not None, time_left(deadline))
+            except BaseException:
+                # Who was interrupted is not there: nobody is to go on as if it were.
+                here.offers.pop(rank, None)
+                raise
             outcome = here.outcome
             if outcome is None:
                 outcome = self._end(here, self._failure(here))

@@ -142,8 +142,9 @@ class UnifiedRadixCache(LinkedPrefixCache):
         """Take the linker off; see `LinkedPrefixCache.detach`. Owns: its owner closes the linker."""
         if self._wrapper is not None:
             self._wrapper.drop_everything()
-            self._wrapper = None
+            # Before it is forgotten, so that a detach that was left in its middle can go on.
             self._tree.detach_linker()
+            self._wrapper = None
 
     @property
     def counters(self) -> LinkerCounters | None:

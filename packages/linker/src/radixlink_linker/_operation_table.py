@@ -74,12 +74,9 @@ class OperationTable:
         """It is over."""
         del self.live[operation.op]
 
-    def clear(self) -> list[AnyOperation]:
-        """All are over, and steps are counted from 0 again. Returns them, oldest first."""
-        left = list(self.live.values())
-        self.live.clear()
-        self.step = 0
-        return left
+    def pop(self) -> AnyOperation | None:
+        """The newest is over, and returned; None where there is none."""
+        return self.live.popitem()[1] if self.live else None
 
     # -- loads -------------------------------------------------------------------------------------
 

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Final
 from typing_extensions import override
 
 from radixlink_contracts import Clock, Executor
-from radixlink_contracts.errors import InvalidTransitionError
+from radixlink_contracts.errors import ContractError, InvalidTransitionError
+from radixlink_linker._settings import MAX_TIMEOUT_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -46,7 +47,19 @@ class ThreadExecutor(Executor):
             num_threads: How many tasks run at once.
             name: Of the threads.
             close_timeout_s: Seconds that `close` waits for the tasks that run.
+
+        Raises:
+            ContractError: There would be no thread, or `close_timeout_s` is no time.
         """
+        if num_threads < 1:
+            msg = f"ThreadExecutor: expected num_threads of at least 1, got {num_threads}"
+            raise ContractError(msg)
+        if not 0 <= close_timeout_s <= MAX_TIMEOUT_S:
+            msg = (
+                f"ThreadExecutor: expected close_timeout_s in 0..{MAX_TIMEOUT_S:g}, "
+                f"got {close_timeout_s}"
+            )
+            raise ContractError(msg)
         self._close_timeout_s = close_timeout_s
         #: Guards the tasks, and tells the threads of them.
         self._changed = threading.Condition()

@@ -11,6 +11,9 @@ from radixlink_contracts.errors import ContractError
 WORD_BITS: Final = 64
 """Bits of a frame's word."""
 
+MAX_TIMEOUT_S: Final = 1e6
+"""Eleven days: what waits of threads take; a longer one raises, in the middle of a forward."""
+
 
 @attrs.frozen(kw_only=True)
 class LinkerSettings:
@@ -85,9 +88,9 @@ class LinkerSettings:
             ("touch_after_uses", 1, 1 << 30),
             ("max_touches", 0, WORD_BITS),
             ("max_hanging_lookups", 1, 1 << 30),
-            ("step_timeout_s", 1e-3, 1e6),
-            ("lookup_timeout_s", 0.0, 1e6),
-            ("transfer_timeout_s", 0.0, 1e6),
+            ("step_timeout_s", 1e-3, MAX_TIMEOUT_S),
+            ("lookup_timeout_s", 0.0, MAX_TIMEOUT_S),
+            ("transfer_timeout_s", 0.0, MAX_TIMEOUT_S),
         ):
             value: float = getattr(self, name)
             if not least <= value <= most:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import attrs
 
 from radixlink_contracts.errors import ContractError
+from radixlink_linker._settings import MAX_TIMEOUT_S
 
 
 @attrs.frozen(kw_only=True)
@@ -37,7 +38,11 @@ class StoreLinkerSettings:
 
     def __attrs_post_init__(self) -> None:
         """Refuse what is no size and no time."""
-        fields = attrs.asdict(self)
-        if min(fields.values()) <= 0:
-            msg = f"StoreLinkerSettings: expected numbers above 0, got {fields}"
-            raise ContractError(msg)
+        for name, value in attrs.asdict(self).items():
+            # What is no number is above nothing.
+            if not value > 0:
+                msg = f"StoreLinkerSettings: expected {name} above 0, got {value}"
+                raise ContractError(msg)
+            if name.endswith("_s") and value > MAX_TIMEOUT_S:
+                msg = f"StoreLinkerSettings: expected {name} of at most {MAX_TIMEOUT_S:g} s, got {value}"
+                raise ContractError(msg)

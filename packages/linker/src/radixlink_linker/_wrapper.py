@@ -524,7 +524,7 @@ class UnifiedCacheLinkerWrapper:
 
         For reset and detach, which all ranks call. Returns when this rank's linker touches no slot
         any more. Steps are counted from 0 again: ranks that differed may have made unlike many.
-        Idempotent.
+        Idempotent, also where a signal's exception ended it.
 
         Raises:
             LinkError: The linker could not be quiesced; nothing is given back then.
@@ -534,18 +534,22 @@ class UnifiedCacheLinkerWrapper:
         self.linker.reset()
         self._prober.clear()
         self._requests.clear()
-        left = [*self._written_off, *self._operations.clear()]
-        self._written_off.clear()
         self._offloads.clear()
         self._room.clear()
-        for operation in reversed(left):
-            if operation.verdict is Verdict.PENDING:
-                operation.verdict = Verdict.FAILED
-                if isinstance(operation, OffloadOperation):
-                    self._tree.finish_offload(operation.op, stored=False)
-                elif isinstance(operation, TouchOperation):
-                    self._touches.drop(operation)
-            self._give_back(operation)
+        self._operations.step = 0
+        # One by one, the newest first: where this is left in its middle, the next call goes on.
+        while (left := self._operations.pop() or self._written_off.pop()) is not None:
+            self._drop(left)
+
+    def _drop(self, operation: AnyOperation) -> None:
+        """Nobody decides an operation any more, and nobody touches its slots."""
+        if operation.verdict is Verdict.PENDING:
+            operation.verdict = Verdict.FAILED
+            if isinstance(operation, OffloadOperation):
+                self._tree.finish_offload(operation.op, stored=False)
+            elif isinstance(operation, TouchOperation):
+                self._touches.drop(operation)
+        self._give_back(operation)
 
     def begin_again(self) -> None:
         """Behind a reset all ranks serve alike: not all may have got the frame that gave a linker up."""

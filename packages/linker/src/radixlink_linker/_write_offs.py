@@ -60,6 +60,6 @@ class WriteOffs:
             count > self._caps[pool] for pool, count in self.slots.items()
         )
 
-    def clear(self) -> None:
-        """None is any more."""
-        self._ranks.clear()
+    def pop(self) -> AnyOperation | None:
+        """The newest is written off no more, and returned; None where there is none."""
+        return self._ranks.popitem()[0] if self._ranks else None
