@@ -17,7 +17,7 @@ from radixlink_linker._load_plan import missing_pages
 from radixlink_linker._operation import LoadOperation, Operation, Verdict
 from radixlink_linker._operation_table import OperationTable
 from radixlink_linker._write_offs import WriteOffs
-from radixlink_testing.simulator import Plan, Rule, scenarios
+from radixlink_testing.simulator import Plan, Rule, plan_of, scenarios
 from radixlink_testing.simulator._backend import SimulatedLinker
 from radixlink_testing.simulator._layers import SimulatedLayerCounter
 from radixlink_tree._mamba import States
@@ -382,11 +382,13 @@ MUTANTS: Final = (
         name="each rank stores what one stores for all",
         rule=Rule.STORED,
         breaks=store_what_another_rank_stores,
+        plan=plan_of,
     ),
     Mutant(
         name="all of a node is left to the rank that stores a part of it",
         rule=Rule.STORED,
         breaks=leave_all_to_the_rank_that_stores_a_part,
+        plan=plan_of,
     ),
     Mutant(
         name="the wrong ranks are named for what is written off",

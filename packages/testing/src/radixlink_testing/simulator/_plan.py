@@ -292,13 +292,20 @@ def _stored_by_one(rng: random.Random, settings: LinkerSettings, num_ranks: int)
     )
 
 
-def plan_of(seed: int, *, num_ranks: int | None = None, faults: bool | None = None) -> Plan:
+def plan_of(
+    seed: int,
+    *,
+    num_ranks: int | None = None,
+    faults: bool | None = None,
+    alike: bool | None = None,
+) -> Plan:
     """The history of a seed: at least 150 steps and 20 requests.
 
     Args:
         seed: Every other seed has faults.
         num_ranks: None: 2, sometimes 3 or 4.
         faults: None: as the seed says.
+        alike: Ranks have the same bytes in some pools. None: as the seed says.
     """
     rng = random.Random(seed)  # noqa: S311 -- a history, not a secret
     # Of its own, so that a history without touches is as it is with them.
@@ -314,7 +321,7 @@ def plan_of(seed: int, *, num_ranks: int | None = None, faults: bool | None = No
     )
     # And one without ranks that have the same bytes as it is with them.
     storers = random.Random(f"storers of {seed}")  # noqa: S311 -- likewise
-    if storers.random() < _ALIKE:
+    if storers.random() < _ALIKE if alike is None else alike:
         settings = _stored_by_one(storers, settings, ranks)
     shape = attrs.evolve(shape, settings=settings)
     num_ticks = _MIN_TICKS + rng.randrange(20)
