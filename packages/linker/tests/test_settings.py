@@ -5,6 +5,7 @@ import threading
 import attrs
 import pytest
 
+from radixlink_contracts import PoolName
 from radixlink_contracts.errors import ContractError
 from radixlink_linker import LinkerSettings, StoreLinkerSettings, ThreadExecutor
 
@@ -44,6 +45,23 @@ def test_a_frame_has_room_for_its_lookups_and_one_word_of_a_mask() -> None:
     LinkerSettings(frame_words=7, max_lookups=64)
     with pytest.raises(ContractError, match="at least 70 for 4096 lookups, got 69"):
         LinkerSettings(frame_words=69, max_lookups=4096)
+
+
+def test_pools_that_no_component_names_are_not_shared() -> None:
+    LinkerSettings(shared_pools=())
+    LinkerSettings(shared_pools=(PoolName.MAMBA, PoolName.KV))
+    with pytest.raises(ContractError, match=r"shared_pools among .*'mamba'.*, got .*INDEXER"):
+        LinkerSettings(shared_pools=(PoolName.KV, PoolName.INDEXER))
+
+
+def test_what_another_rank_stores_is_its_pools_of_the_ranks_that_it_stores_for() -> None:
+    settings = LinkerSettings(storing_ranks=(0, 0, 2), shared_pools=(PoolName.MAMBA,))
+    assert [settings.stored_elsewhere(rank, 3) for rank in range(3)] == [
+        frozenset(),
+        {PoolName.MAMBA},
+        frozenset(),
+    ]
+    assert LinkerSettings().stored_elsewhere(1, 3) == frozenset()
 
 
 def test_settings_that_differ_have_another_fingerprint() -> None:

@@ -19,15 +19,21 @@ from radixlink_testing.allocators import WatchedAllocator, WatchedPair, WatchedS
 from radixlink_testing.pages import range_bytes
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from tests.integration.linker.models import Model
 
 
 class Device:
     """Pools and allocators of a model."""
 
-    def __init__(self, model: Model, num_pages: int, rank: int) -> None:
+    def __init__(
+        self, model: Model, num_pages: int, rank: int, *, alike: Collection[PoolName] = ()
+    ) -> None:
         self.model = model
         self._rank = rank
+        #: Whose bytes each pool has: those of all ranks, or its own.
+        self._bytes_of = {pool: 0 if pool in alike else rank for pool in model.pools}
         self.entries = {
             pool: DevicePoolEntry(
                 pool,
@@ -95,4 +101,6 @@ class Device:
 
     def _bytes(self, pool: PoolName, layer_range: int, key: bytes) -> list[int]:
         size = self.model.pools[pool][layer_range]
-        return list(range_bytes(key, layer_range, size, variant=f"{pool} of rank {self._rank}"))
+        return list(
+            range_bytes(key, layer_range, size, variant=f"{pool} of rank {self._bytes_of[pool]}")
+        )

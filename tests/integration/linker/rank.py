@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import attrs
@@ -84,14 +85,14 @@ class Rank:
         num_pages: int,
         by_hand: bool,
         clock: ManualClock,
-        shared: Mapping[PoolName, PageStore] | None = None,
+        shared: Mapping[PoolName, PageStore] = MappingProxyType({}),
     ) -> None:
         self.rank = group.rank
         self.model = model
         self.calls: list[str] = []
         self.group = CountingGroup(group, self.calls)
         # Replicas hold the same bytes.
-        self.device = Device(model, num_pages, group.rank if shared is None else 0)
+        self.device = Device(model, num_pages, group.rank, alike=shared)
         self.allocator = self.device.allocator
         self.tree = model.tree()
         self.slots = DeviceSlots(
@@ -114,9 +115,9 @@ class Rank:
         shard = Shard(index=group.rank, count=group.size)
         self.stores = {
             pool: FaultyPageStore(
-                InMemoryStoreFactory().open(model.layout(pool, shard))
-                if shared is None
-                else shared[pool]
+                shared[pool]
+                if pool in shared
+                else InMemoryStoreFactory().open(model.layout(pool, shard))
             )
             for pool in model.pools
         }

@@ -47,11 +47,12 @@ class Replica:
             [SingleRank()] if num_ranks == 1 else ThreadGroup.create(num_ranks)
         )
         self.clock = ManualClock()
-        shared: dict[PoolName, PageStore] | None = None
+        shared: dict[PoolName, PageStore] = {}
         if one_shard:
             shared = {
                 pool: InMemoryStoreFactory().open(model.layout(pool, Shard()))
                 for pool in model.pools
+                if pool in settings.shared_pools
             }
         self.ranks = [
             Rank(

@@ -21,6 +21,11 @@ MAX_HISTORIES: Final = 2000
 Patch: TypeAlias = pytest.MonkeyPatch
 
 
+def ranks_apart(seed: int) -> Plan:
+    """The history of a seed in which each rank stores its own."""
+    return plan_of(seed, alike=False)
+
+
 @attrs.frozen(kw_only=True)
 class Mutant:
     """One thing that is wrong.
@@ -37,7 +42,7 @@ class Mutant:
     rule: Rule
     breaks: Callable[[Patch], None]
     interleavings: tuple[str, ...] = ()
-    plan: Callable[[int], Plan] = plan_of
+    plan: Callable[[int], Plan] = ranks_apart
 
 
 def check_found(mutant: Mutant, patch: Patch) -> None:

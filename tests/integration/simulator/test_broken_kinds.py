@@ -12,11 +12,12 @@ from radixlink_contracts import ComponentType, ExternalLinkerLoadPhase, Outcome,
 from radixlink_linker import DeviceSlots, UnifiedCacheLinkerWrapper
 from radixlink_linker._commit import commit_load
 from radixlink_linker._component_transfers import ComponentTransfers
+from radixlink_linker._guarded_linker import GuardedLinker
 from radixlink_linker._load_plan import missing_pages
 from radixlink_linker._operation import LoadOperation, Operation, Verdict
 from radixlink_linker._operation_table import OperationTable
 from radixlink_linker._write_offs import WriteOffs
-from radixlink_testing.simulator import Plan, Rule, scenarios
+from radixlink_testing.simulator import Plan, Rule, plan_of, scenarios
 from radixlink_testing.simulator._backend import SimulatedLinker
 from radixlink_testing.simulator._layers import SimulatedLayerCounter
 from radixlink_tree._mamba import States
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
         TreeNodeView,
     )
     from radixlink_contracts.actions import CacheAction
-    from radixlink_linker._operation import AnyOperation
+    from radixlink_linker._operation import AnyOperation, OffloadOperation, TouchOperation
     from radixlink_linker._report import ReportBuilder
     from radixlink_tree._node import Node
 
@@ -250,6 +251,25 @@ def say_quiesced_while_a_copy_runs(patch: Patch) -> None:
     patch.setattr(SimulatedLinker, "_let_go", let_go)
 
 
+# -- ranks that have the same bytes -----------------------------------------------------------------
+
+
+def store_what_another_rank_stores(patch: Patch) -> None:
+    patch.setattr(GuardedLinker, "_stored_here", lambda _, operation: operation.transfers)
+
+
+def leave_all_to_the_rank_that_stores_a_part(patch: Patch) -> None:
+    original = GuardedLinker._stored_here
+
+    def stored_here(
+        self: GuardedLinker, operation: OffloadOperation | TouchOperation
+    ) -> tuple[PoolTransfer, ...]:
+        own = original(self, operation)
+        return own if len(own) == len(operation.transfers) else ()
+
+    patch.setattr(GuardedLinker, "_stored_here", stored_here)
+
+
 # -- stores that are given up ----------------------------------------------------------------------
 
 
@@ -357,6 +377,18 @@ MUTANTS: Final = (
         name="quiesced before the copier left",
         rule=Rule.FRAMES,
         breaks=say_quiesced_while_a_copy_runs,
+    ),
+    Mutant(
+        name="each rank stores what one stores for all",
+        rule=Rule.STORED,
+        breaks=store_what_another_rank_stores,
+        plan=plan_of,
+    ),
+    Mutant(
+        name="all of a node is left to the rank that stores a part of it",
+        rule=Rule.STORED,
+        breaks=leave_all_to_the_rank_that_stores_a_part,
+        plan=plan_of,
     ),
     Mutant(
         name="the wrong ranks are named for what is written off",

@@ -6,7 +6,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 import pytest
-from tests.integration.simulator.mutants import Mutant, Patch, check_found, check_found_by
+from tests.integration.simulator.mutants import (
+    Mutant,
+    Patch,
+    check_found,
+    check_found_by,
+    ranks_apart,
+)
 
 from radixlink_contracts import (
     InsertOrigin,
@@ -33,7 +39,7 @@ from radixlink_linker._operation import (
 from radixlink_linker._ranks import FrameExchange
 from radixlink_linker._requests import RequestTable
 from radixlink_linker._touches import Touches
-from radixlink_testing.simulator import Plan, Rule, plan_of
+from radixlink_testing.simulator import Plan, Rule
 from radixlink_tree import UnifiedTreeCore, hash_pages
 
 if TYPE_CHECKING:
@@ -522,7 +528,7 @@ def nothing(_: Patch) -> None:
 
 def unverified(seed: int) -> Plan:
     """Backends that compare no checksum."""
-    plan = plan_of(seed)
+    plan = ranks_apart(seed)
     return attrs.evolve(plan, shape=attrs.evolve(plan.shape, verify=False))
 
 

@@ -86,6 +86,15 @@ def test_the_seed_draws_the_kind() -> None:
     assert min(kinds.values()) > 30
 
 
+def test_the_seed_draws_which_ranks_have_the_same_bytes() -> None:
+    settings = [plan_of(seed).shape.settings for seed in range(200)]
+    shared = [one.shared_pools for one in settings if one.storing_ranks]
+    assert 30 < len(shared) < 70
+    # All of a node is stored by one, or a part of it.
+    assert {len(pools) for pools in shared} == {1, 2, 3}
+    assert {one.storing_ranks[0] for one in settings if one.storing_ranks} == {0, 1, 2, 3}
+
+
 def test_one_rank_alone_exchanges_nothing() -> None:
     for seed in range(8):
         result = run(plan_of(seed, num_ranks=1))

@@ -9,7 +9,7 @@ from radixlink_contracts import Outcome, TouchingLinker
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from radixlink_contracts import BatchIndex, UnifiedCacheLinker
+    from radixlink_contracts import BatchIndex, PoolName, PoolTransfer, UnifiedCacheLinker
     from radixlink_linker._counters import LinkerCounters
     from radixlink_linker._operation import LoadOperation, OffloadOperation, TouchOperation
     from radixlink_linker._operation_table import OperationTable
@@ -25,20 +25,24 @@ class GuardedLinker:
     """
 
     def __init__(
-        self, linker: UnifiedCacheLinker, counters: LinkerCounters, *, stores: bool = True
+        self,
+        linker: UnifiedCacheLinker,
+        counters: LinkerCounters,
+        *,
+        elsewhere: frozenset[PoolName] = frozenset(),
     ) -> None:
         """Guard a linker, and count what goes wrong with it.
 
         Args:
             linker: Moves the bytes.
             counters: Of this rank.
-            stores: False where another rank stores the same bytes: offloads and touches have
-                nothing to do here, and are done at once.
+            elsewhere: The pools of which another rank stores the same bytes: offloads and touches
+                leave them out here, and are done at once where there is nothing else.
         """
         self.linker = linker
         self._touching = linker if isinstance(linker, TouchingLinker) else None
         self._counters = counters
-        self._stores = stores
+        self._elsewhere = elsewhere
 
     @property
     def touches(self) -> bool:
@@ -91,12 +95,13 @@ class GuardedLinker:
 
     def offload(self, operation: OffloadOperation) -> None:
         """Queue an offload; a refusal is its failure here."""
-        if not self._stores:
+        transfers = self._stored_here(operation)
+        if not transfers:
             operation.note(Outcome.LANDED, quiesced=True)
             return
         why = "it was refused"
         try:
-            accepted = self.linker.offload(operation.ticket, operation.transfers)
+            accepted = self.linker.offload(operation.ticket, transfers)
         except Exception as error:  # noqa: BLE001 -- whatever a backend raises is this rank's verdict
             accepted, why = False, self._count(error)
         if not accepted:
@@ -104,17 +109,25 @@ class GuardedLinker:
 
     def touch(self, operation: TouchOperation) -> None:
         """Queue a touch; a refusal is its failure here."""
-        if not self._stores:
+        transfers = self._stored_here(operation)
+        if not transfers:
             operation.note(Outcome.LANDED, quiesced=True)
             return
         assert self._touching is not None, "the ranks agreed that all of them touch"
         why = "it was refused"
         try:
-            accepted = self._touching.touch(operation.ticket, operation.transfers)
+            accepted = self._touching.touch(operation.ticket, transfers)
         except Exception as error:  # noqa: BLE001 -- whatever a backend raises is this rank's verdict
             accepted, why = False, self._count(error)
         if not accepted:
             operation.note(Outcome.FAILED, quiesced=True, why=why)
+
+    def _stored_here(
+        self, operation: OffloadOperation | TouchOperation
+    ) -> tuple[PoolTransfer, ...]:
+        """What of an operation is this rank's to store."""
+        transfers = operation.transfers
+        return tuple([one for one in transfers if one.name not in self._elsewhere])
 
     def read_completions(self, operations: OperationTable) -> None:
         """Take in what was completed; deadlines turn what cannot be read into failures."""

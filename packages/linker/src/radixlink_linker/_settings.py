@@ -6,6 +6,7 @@ from typing import Final
 
 import attrs
 
+from radixlink_contracts import POOL_OF, PoolName
 from radixlink_contracts.errors import ContractError
 
 WORD_BITS: Final = 64
@@ -44,6 +45,8 @@ class LinkerSettings:
         max_touches: Touches that may be on the way at once.
         storing_ranks: For each rank the one that stores for it: itself, or one that holds the same
             bytes and lends its shard of the store to all that do. Empty: each stores its own.
+        shared_pools: The pools of which that is so: where states are alike and heads are spread,
+            MAMBA alone. What is stored beside a pool goes with it.
         step_timeout_s: Seconds in which every rank must have entered a frame: an engine's watchdog.
         lookup_timeout_s: Seconds after which a lookup counts as a miss.
         max_hanging_lookups: With so many tasks of the executor that are on their way while one
@@ -66,6 +69,7 @@ class LinkerSettings:
     touch_after_uses: int = 1024
     max_touches: int = 8
     storing_ranks: tuple[int, ...] = ()
+    shared_pools: tuple[PoolName, ...] = tuple(POOL_OF.values())
     step_timeout_s: float = 300.0
     lookup_timeout_s: float = 5.0
     max_hanging_lookups: int = 4
@@ -96,6 +100,12 @@ class LinkerSettings:
             if not least <= value <= most:
                 msg = f"LinkerSettings: expected {name} in {least}..{most}, got {value}"
                 raise ContractError(msg)
+        if not set(self.shared_pools) <= set(POOL_OF.values()):
+            msg = (
+                "LinkerSettings: expected shared_pools among those of components, "
+                f"{[pool.value for pool in POOL_OF.values()]}, got {self.shared_pools}"
+            )
+            raise ContractError(msg)
         lookup_words = -(-self.max_lookups // WORD_BITS)
         if self.frame_words < 6 + lookup_words:
             msg = (
@@ -104,22 +114,22 @@ class LinkerSettings:
             )
             raise ContractError(msg)
 
-    def stores(self, rank: int, num_ranks: int) -> bool:
-        """True for a rank that stores: its own bytes, and for those that hold the same.
+    def stored_elsewhere(self, rank: int, num_ranks: int) -> frozenset[PoolName]:
+        """The pools that another rank stores for this one, which holds the same bytes.
 
         Raises:
             ContractError: The storing ranks are not of so many ranks, or one does not store itself.
         """
         by = self.storing_ranks
         if not by:
-            return True
+            return frozenset()
         if len(by) != num_ranks or any(one not in range(num_ranks) or by[one] != one for one in by):
             msg = (
                 f"LinkerSettings: expected storing_ranks to name, for each of {num_ranks} ranks, "
                 f"one that stores for itself, got {by}"
             )
             raise ContractError(msg)
-        return by[rank] == rank
+        return frozenset() if by[rank] == rank else frozenset(self.shared_pools)
 
     @property
     def fingerprint(self) -> str:

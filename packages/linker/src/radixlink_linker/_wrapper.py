@@ -179,8 +179,8 @@ class UnifiedCacheLinkerWrapper:
         self._written_off = WriteOffs(sizes, settings.written_off_percent)
         #: There are too many of those: no store any more; what is left only ends. Replicated.
         self._given_up = False
-        stores = settings.stores(frames.group.rank, frames.group.size)
-        self._guarded = GuardedLinker(linker, self.counters, stores=stores)
+        elsewhere = settings.stored_elsewhere(frames.group.rank, frames.group.size)
+        self._guarded = GuardedLinker(linker, self.counters, elsewhere=elsewhere)
         breaker = Breaker(
             clock, patience_s=settings.lookup_timeout_s, max_hanging=settings.max_hanging_lookups
         )

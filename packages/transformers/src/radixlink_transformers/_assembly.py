@@ -6,6 +6,8 @@ import math
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Final
 
+import attrs
+
 from radixlink_components import FullComponent, MambaComponent, SWAComponent
 from radixlink_contracts import Shard
 from radixlink_contracts.errors import (
@@ -29,7 +31,6 @@ from radixlink_transformers._engine import TransformersEngine
 from radixlink_transformers._gate import LayerGate
 from radixlink_transformers._geometry import KVGeometry, cache_identity
 from radixlink_transformers._kinds import ModelKind
-from radixlink_transformers._replica import ReplicaStore
 from radixlink_transformers._states import StateGeometry
 from radixlink_transformers._values import EngineSettings
 from radixlink_tree import StateRules, UnifiedTreeCore
@@ -85,6 +86,7 @@ def build_engine(
         shard: This rank's part of the heads; None for all of them.
         settings: How to run and wait.
         linker_settings: What the ranks of the group agree on; None for `default_linker_settings`.
+            Which of them stores what is set here.
         store_settings: How this rank moves bytes; None for the linker's own defaults.
 
     Raises:
@@ -159,15 +161,20 @@ def build_engine(
             )
             for store in opened:
                 building.callback(store.close)
-            # What all ranks have is stored by the first of them.
-            spread = shard.count > 1
-            replicas = [group.rank > 0 and (pool.replicated or not spread) for pool, _ in layouts]
+            # What all ranks have alike is stored by the first of them.
+            linker_settings = attrs.evolve(
+                linker_settings,
+                storing_ranks=(0,) * group.size,
+                # In one order: the ranks compare their settings as they are.
+                shared_pools=tuple(
+                    name
+                    for name in sorted(pools.pools)
+                    if shard.count == 1 or pools.pool(name).replicated
+                ),
+            )
             linker = StoreLinker(
                 pools=pools,
-                stores=[
-                    (pool, ReplicaStore(store) if replica else store)
-                    for (pool, _), store, replica in zip(layouts, opened, replicas, strict=True)
-                ],
+                stores=zip([pool for pool, _ in layouts], opened, strict=True),
                 copier=CpuCopier(),
                 settings=store_settings,
             )

@@ -196,7 +196,7 @@ class SimulatedLinker(UnifiedCacheLinker, TouchingLinker, BatchingLinker):
         whole = True
         for run in job.runs:
             run.keys = run.transfer.keys.resolve()
-            whole = whole and all(self._watch.shelf.found(run.pool, list(run.keys)))
+            whole = whole and all(self._watch.shelf_of(run.pool).found(run.pool, list(run.keys)))
         if job.kind is JobKind.TOUCH:
             fails = not whole or job.fault is Fault.TOUCH_FAILS
             self._end(job, Outcome.FAILED if fails else Outcome.LANDED)
@@ -223,9 +223,9 @@ class SimulatedLinker(UnifiedCacheLinker, TouchingLinker, BatchingLinker):
 
     def _scatter(self, job: Job) -> bool:
         """Write one layer range of all pages; False where one cannot be had."""
-        shelf = self._watch.shelf
         for run in job.runs:
             assert run.keys is not None
+            shelf = self._watch.shelf_of(run.pool)
             device = self._watch.device.pools[run.pool]
             for page, key in zip(run.pages, run.keys, strict=True):
                 data = shelf.read(run.pool, key, job.layer, verify=self._verify)
@@ -250,7 +250,7 @@ class SimulatedLinker(UnifiedCacheLinker, TouchingLinker, BatchingLinker):
             assert run.keys is not None
             columns = zip(*run.gathered, strict=True)
             stored += [
-                self._watch.shelf.put(run.pool, key, layers)
+                self._watch.shelf_of(run.pool).put(run.pool, key, layers)
                 for key, layers in zip(run.keys, columns, strict=True)
             ]
         return all(stored)
@@ -333,7 +333,7 @@ class SimulatedLinker(UnifiedCacheLinker, TouchingLinker, BatchingLinker):
         """Bit L - 1 is set where every pool, or the device, has what a prefix of L pages needs."""
         there: dict[PoolName, list[bool]] = {}
         for transfer in transfers:
-            found = self._watch.shelf.found(transfer.name, list(keys))
+            found = self._watch.shelf_of(transfer.name).found(transfer.name, list(keys))
             held = () if transfer.held is None else transfer.held
             there[transfer.name] = [one or page in held for page, one in enumerate(found)]
         trails = {

@@ -50,6 +50,7 @@ class Device:
         page_size: int,
         num_layers: int,
         referee: Referee,
+        bytes_of: Mapping[PoolName, int],
     ) -> None:
         """Start with every page free.
 
@@ -59,10 +60,12 @@ class Device:
             page_size: Tokens.
             num_layers: Layer ranges of a page.
             referee: Hears what is wrong.
+            bytes_of: Of each pool the rank that has the same bytes, or this one.
         """
         self._page_size = page_size
         self.pools = {
-            pool: DevicePages(rank, pool, size, num_layers, referee) for pool, size in sizes.items()
+            pool: DevicePages(rank, pool, size, num_layers, referee, bytes_of=bytes_of[pool])
+            for pool, size in sizes.items()
         }
         self.full = self.pools[PoolName.KV]
         #: What stores have of the tree's nodes, or are being given, by pool: a node that gets a part

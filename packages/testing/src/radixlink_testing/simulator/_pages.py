@@ -91,15 +91,31 @@ class DevicePages:
     """
 
     def __init__(
-        self, rank: int, pool: PoolName, num_pages: int, num_layers: int, referee: Referee
+        self,
+        rank: int,
+        pool: PoolName,
+        num_pages: int,
+        num_layers: int,
+        referee: Referee,
+        *,
+        bytes_of: int,
     ) -> None:
-        """Start with every page free."""
+        """Start with every page free.
+
+        Args:
+            rank: Whose.
+            pool: Which.
+            num_pages: Pages, or states.
+            num_layers: Layer ranges of a page.
+            referee: Hears what is wrong.
+            bytes_of: The rank that has the same bytes, or this one.
+        """
         self.rank = rank
         self.pool = pool
         self.num_layers = num_layers
         self._referee = referee
         number = _NUMBERS[pool]
-        self._heads = [bytes((number, rank, layer)) for layer in range(num_layers)]
+        self._heads = [bytes((number, bytes_of, layer)) for layer in range(num_layers)]
         self._whole: dict[bytes, tuple[bytes, ...]] = {}
         self._empty = (POISON,) * num_layers
         self._layers = [self._empty] * num_pages

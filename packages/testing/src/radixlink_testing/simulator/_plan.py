@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 import attrs
 
+from radixlink_contracts import POOL_OF
 from radixlink_linker import LinkerSettings
 from radixlink_testing.simulator._faults import OF_TOUCHES, Divergence, Fault
 from radixlink_testing.simulator._rank import Shape
@@ -229,6 +230,8 @@ class Plan:
             yield from tick.events
 
 
+#: How many histories are of ranks with the same bytes.
+_ALIKE: Final = 0.25
 _MIN_TICKS: Final = 150
 _LETTERS: Final = "abcd"
 #: How many faults of a kind come to one of another.
@@ -279,13 +282,30 @@ def shape_of(rng: random.Random, num_ranks: int, *, faulty: bool) -> Shape:
     )
 
 
-def plan_of(seed: int, *, num_ranks: int | None = None, faults: bool | None = None) -> Plan:
+def _stored_by_one(rng: random.Random, settings: LinkerSettings, num_ranks: int) -> LinkerSettings:
+    """Ranks have the same bytes in some pools, and one stores them for all."""
+    pools = list(POOL_OF.values())
+    return attrs.evolve(
+        settings,
+        storing_ranks=(rng.randrange(num_ranks),) * num_ranks,
+        shared_pools=tuple(rng.choice((pools, pools[-1:], rng.sample(pools, 2)))),
+    )
+
+
+def plan_of(
+    seed: int,
+    *,
+    num_ranks: int | None = None,
+    faults: bool | None = None,
+    alike: bool | None = None,
+) -> Plan:
     """The history of a seed: at least 150 steps and 20 requests.
 
     Args:
         seed: Every other seed has faults.
         num_ranks: None: 2, sometimes 3 or 4.
         faults: None: as the seed says.
+        alike: Ranks have the same bytes in some pools. None: as the seed says.
     """
     rng = random.Random(seed)  # noqa: S311 -- a history, not a secret
     # Of its own, so that a history without touches is as it is with them.
@@ -299,6 +319,10 @@ def plan_of(seed: int, *, num_ranks: int | None = None, faults: bool | None = No
         max_touches=touches.choice((1, 2, 8)),
         retry_after_uses=touches.choice((0, 1, 4, 16)),
     )
+    # And one without ranks that have the same bytes as it is with them.
+    storers = random.Random(f"storers of {seed}")  # noqa: S311 -- likewise
+    if storers.random() < _ALIKE if alike is None else alike:
+        settings = _stored_by_one(storers, settings, ranks)
     shape = attrs.evolve(shape, settings=settings)
     num_ticks = _MIN_TICKS + rng.randrange(20)
     events: list[list[Event]] = [[] for _ in range(num_ticks)]

@@ -26,12 +26,15 @@ from radixlink_testing.simulator._watched_tree import WatchedTree
 from radixlink_tree import StateRules
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import torch
 
     from radixlink_contracts import LinkerComponent, RadixKey
     from radixlink_testing.simulator._group import Meetings, Time
     from radixlink_testing.simulator._operations import Operations
     from radixlink_testing.simulator._rules import Referee
+    from radixlink_testing.simulator._shelf import Shelf
 
 
 @attrs.frozen(kw_only=True)
@@ -87,6 +90,14 @@ class Shape:
             pools[PoolName.MAMBA] = self.num_states
         return pools
 
+    def storers(self, rank: int) -> dict[PoolName, int]:
+        """Which rank stores each pool of a rank: itself, or one that has the same bytes."""
+        elsewhere = self.settings.stored_elsewhere(rank, self.num_ranks)
+        return {
+            pool: self.settings.storing_ranks[rank] if pool in elsewhere else rank
+            for pool in self.pools
+        }
+
 
 class _SaltedId(str):
     """A request id with a hash of its rank's own, as in processes of different PYTHONHASHSEED."""
@@ -140,10 +151,12 @@ class SimulatedRank:
         meetings: Meetings,
         time: Time,
         operations: Operations,
+        shelves: Sequence[Shelf],
         referee: Referee,
     ) -> None:
         """Put a rank together; no linker is attached yet."""
         self.rank = rank
+        storers = shape.storers(rank)
         # Clocks of different machines: far apart, and nothing may depend on it.
         self.clock = SimulatedClock(time, offset_s=1000.0 * rank)
         self.device = Device(
@@ -152,6 +165,7 @@ class SimulatedRank:
             page_size=shape.page_size,
             num_layers=shape.num_layers,
             referee=referee,
+            bytes_of=storers,
         )
         self.watch = Watch(
             rank,
@@ -159,6 +173,8 @@ class SimulatedRank:
             page_size=shape.page_size,
             num_layers=shape.num_layers,
             settings=shape.settings,
+            shelves=shelves,
+            storers=storers,
             clock=self.clock,
             operations=operations,
             referee=referee,

@@ -16,6 +16,7 @@ from radixlink_testing.simulator._operations import Operations
 from radixlink_testing.simulator._pages import Holder
 from radixlink_testing.simulator._rank import SimulatedRank
 from radixlink_testing.simulator._rules import Rule
+from radixlink_testing.simulator._shelf import Shelf
 from radixlink_testing.simulator._stage import Stage
 from radixlink_tree import check_invariants
 
@@ -50,6 +51,7 @@ class Replica:
         self.operations = Operations(shape.num_ranks, referee)
         self.stage = Stage(shape.num_ranks)
         self.meetings = Meetings(shape.num_ranks, self.stage, self.time)
+        shelves = [Shelf() for _ in range(shape.num_ranks)]
         self.ranks = [
             SimulatedRank(
                 rank,
@@ -57,6 +59,7 @@ class Replica:
                 meetings=self.meetings,
                 time=self.time,
                 operations=self.operations,
+                shelves=shelves,
                 referee=referee,
             )
             for rank in range(shape.num_ranks)

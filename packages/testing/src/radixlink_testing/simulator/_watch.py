@@ -19,10 +19,9 @@ from radixlink_testing.simulator._faults import Fault
 from radixlink_testing.simulator._operations import marks_in
 from radixlink_testing.simulator._pages import Holder
 from radixlink_testing.simulator._rules import Rule
-from radixlink_testing.simulator._shelf import Shelf
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterable, Sequence
+    from collections.abc import Container, Iterable, Mapping, Sequence
 
     import torch
 
@@ -44,6 +43,7 @@ if TYPE_CHECKING:
     from radixlink_testing.simulator._group import SimulatedClock
     from radixlink_testing.simulator._operations import Operations, Parts, Share
     from radixlink_testing.simulator._rules import Referee
+    from radixlink_testing.simulator._shelf import Shelf
 
 #: An allocation, among the locks of a call.
 _ALLOCATION: Final = -1
@@ -97,17 +97,35 @@ class Watch(SlotObserver):
         page_size: int,
         num_layers: int,
         settings: LinkerSettings,
+        shelves: Sequence[Shelf],
+        storers: Mapping[PoolName, int],
         clock: SimulatedClock,
         operations: Operations,
         referee: Referee,
     ) -> None:
-        """Begin to watch a rank that has done nothing."""
+        """Begin to watch a rank that has done nothing.
+
+        Args:
+            rank: Which.
+            device: Its pools.
+            page_size: Tokens.
+            num_layers: Layer ranges of a page.
+            settings: Of its linker.
+            shelves: Of all ranks.
+            storers: Which rank stores each of its pools.
+            clock: Its own.
+            operations: Of all ranks.
+            referee: Hears what is wrong.
+        """
         self.rank = rank
         self.device = device
         self.page_size = page_size
         self.num_layers = num_layers
         self.settings = settings
-        self.shelf = Shelf()
+        self.shelf = shelves[rank]
+        self._shelves = {pool: shelves[storer] for pool, storer in storers.items()}
+        #: What it stores itself.
+        self._stores = frozenset(pool for pool, storer in storers.items() if storer == rank)
         self.clock = clock
         self._operations = operations
         self._referee = referee
@@ -142,8 +160,9 @@ class Watch(SlotObserver):
         self.answers: dict[str, list[PageBits]] = {}
         #: How often a request was staged.
         self._stagings: Counter[str] = Counter()
-        #: What is stored of the nodes whose touches the tree was told of, and the backend not yet.
-        self._touched: dict[OperationId, dict[PoolName, tuple[bytes, ...]]] = {}
+        #: The nodes whose offloads and touches the tree was told of, and the backend not yet: what
+        #: is moved of them, or asked for, by all ranks together.
+        self._begun: dict[OperationId, Parts] = {}
 
     def begin(self, call: str) -> None:
         """The engine makes a call."""
@@ -346,6 +365,30 @@ class Watch(SlotObserver):
                     f"at most {cap}",
                 )
 
+    def shelf_of(self, pool: PoolName) -> Shelf:
+        """Where the pages of a pool are stored: here, or with the rank that has the same bytes."""
+        return self._shelves[pool]
+
+    def _begin(self, op: OperationId, parts: Parts) -> None:
+        """The tree was told of an offload or a touch; it is of no backend where others store all of it."""
+        if self._own(parts):
+            self._begun[op] = parts
+        else:
+            self._operations.nothing_to_do(self.rank, op)
+
+    def _own(self, parts: Parts) -> dict[PoolName, tuple[bytes, ...]]:
+        """What of an offload or a touch this rank stores."""
+        return {pool: marks for pool, marks in parts if pool in self._stores}
+
+    def offload_begun(
+        self, op: OperationId, full: torch.Tensor, state: int | None, unstored: Container[PoolName]
+    ) -> None:
+        """The tree was told of an offload of the node that has these full slots and this state."""
+        held = self.device.held_by(pages_of(full, self.page_size), state)
+        parts = tuple((pool, marks) for pool, marks in held.items() if pool in unstored)
+        self.device.offered(parts)
+        self._begin(op, parts)
+
     def offload_handed_over(
         self, ticket: OperationTicket, transfers: Sequence[PoolTransfer]
     ) -> Share:
@@ -365,13 +408,19 @@ class Watch(SlotObserver):
             parts.append((transfer.name, tuple([hold.mark for hold in holds])))
         if all(what == _ALLOCATION for what in self._within):
             self.breach(Rule.LOAD_BACK, f"offload {ticket.op} holds no lock")
-        self.device.offered(tuple(parts))
+        begun = self._begun.pop(ticket.op, ())
+        if dict(parts) != self._own(begun):
+            self.breach(
+                Rule.STORED,
+                f"offload {ticket.op} is of {_counts(parts)} pages, of its node this rank stores "
+                f"{_counts(self._own(begun).items())}",
+            )
         return self._operations.begin(
             self.rank,
             ticket,
             self.clock.now() + self.settings.transfer_timeout_s,
             load=False,
-            parts=tuple(parts),
+            parts=begun,
         )
 
     def stopped_waiting(self) -> None:
@@ -383,7 +432,11 @@ class Watch(SlotObserver):
     ) -> None:
         """The tree was told of a touch of the node that has these full slots and this state."""
         held = self.device.held_by(pages_of(full, self.page_size), state)
-        self._touched[op] = {pool: marks for pool, marks in held.items() if pool not in unstored}
+        parts = tuple((pool, marks) for pool, marks in held.items() if pool not in unstored)
+        unheard = self.device.touched(op, parts)
+        if unheard:
+            self.breach(Rule.STORED, f"touch {op} is of what is not stored: {unheard}")
+        self._begin(op, parts)
 
     def touch_handed_over(
         self, ticket: OperationTicket, transfers: Sequence[PoolTransfer]
@@ -393,25 +446,21 @@ class Watch(SlotObserver):
             self.breach(Rule.ATTACH, f"touch {ticket.op} is made although the store was given up")
         if self.acting != "insert":
             self.breach(Rule.MATCH, f"touch {ticket.op} begins within {self.acting}")
-        stored = self._touched.pop(ticket.op, {})
+        begun = self._begun.pop(ticket.op, ())
         asked = {transfer.name: len(transfer.keys) for transfer in transfers}
-        there = {pool: len(marks) for pool, marks in stored.items()}
+        there = _counts(self._own(begun).items())
         if asked != there:
             self.breach(
                 Rule.STORED,
                 f"touch {ticket.op} is of {asked} pages, of its node {there} are stored",
             )
-        parts = tuple((transfer.name, stored.get(transfer.name, ())) for transfer in transfers)
-        unheard = self.device.touched(ticket.op, parts)
-        if unheard:
-            self.breach(Rule.STORED, f"touch {ticket.op} is of what is not stored: {unheard}")
         return self._operations.begin(
             self.rank,
             ticket,
             self.clock.now() + self.settings.transfer_timeout_s,
             load=False,
             touch=True,
-            parts=parts,
+            parts=begun,
         )
 
     def touch_ended(self, op: OperationId, *, present: bool) -> None:
@@ -547,3 +596,8 @@ class Watch(SlotObserver):
                 Rule.FRAMES,
                 f"slots of load {op} went back before rank {busy[0]} was quiesced",
             )
+
+
+def _counts(parts: Iterable[tuple[PoolName, tuple[bytes, ...]]]) -> dict[PoolName, int]:
+    """How many pages there are of each pool."""
+    return {pool: len(marks) for pool, marks in parts}

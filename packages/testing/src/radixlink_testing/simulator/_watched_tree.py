@@ -161,6 +161,8 @@ class WatchedTree(UnifiedTreeCore):
     def mark_offload_pending(self, node_id: NodeId, operation_id: OperationId) -> None:
         """An offload begins."""
         self.changed = True
+        node = self.node(node_id)
+        unstored = {POOL_OF[one] for one in node.unstored}
         super().mark_offload_pending(node_id, operation_id)
         self._offloading[operation_id] = node_id
         times, retry_at = self._failed.get(node_id, (0, 0))
@@ -170,6 +172,7 @@ class WatchedTree(UnifiedTreeCore):
                 f"node {node_id} is offloaded at use {self._uses} of the tree; it failed {times} "
                 f"times and is held back until {retry_at}",
             )
+        self._watch.offload_begun(operation_id, node.device_indices, node.mamba_slot, unstored)
 
     @override
     def mark_touch_pending(self, node_id: NodeId, operation_id: OperationId) -> None:
