@@ -418,6 +418,25 @@ def test_what_goes_is_least_recently_used_and_no_more_than_is_needed() -> None:
     assert to_evict(sizes, capacity_bytes=5) == sizes
 
 
+def test_two_capacities_keep_neither_writer_from_going_on(
+    make_log: MakeLog, layout: PoolLayout, files: Path
+) -> None:
+    one = room_for(layout, 3)
+    capacities = (9 * one, 3 * one)
+    large, small = (make_log(capacity_bytes=each, file_bytes=one) for each in capacities)
+    for first in range(0, 60, 6):
+        put_all(large, range(first, first + 5))
+        assert sum(path.stat().st_size for path in paths(files)) <= capacities[0]
+        before = set(paths(files))
+        put_all(small, range(first + 5, first + 6))
+        # Whoever begins a file makes room by its own number.
+        if set(paths(files)) - before:
+            assert sum(path.stat().st_size for path in paths(files)) <= capacities[1]
+        assert first + 5 in large.held([first + 5])
+    assert [log.tally.counters.write_failed for log in (large, small)] == [0, 0]
+    assert [log.tally.counters.corrupt for log in (large, small)] == [0, 0]
+
+
 def test_a_clock_that_went_back_does_not_end_writing(
     make_log: MakeLog, layout: PoolLayout, files: Path
 ) -> None:
@@ -438,7 +457,8 @@ def test_what_nobody_writes_goes_before_what_was_made_now() -> None:
     ahead = FileSize(used_ns=9, name="ahead", num_bytes=10, final=True)
     newer = FileSize(used_ns=7, name="newer", num_bytes=10, final=False)
     old = FileSize(used_ns=1, name="old", num_bytes=10, final=True)
-    assert as_seen_by(own, [old, own, newer, ahead]) == [old, ahead, own, newer]
+    further = FileSize(used_ns=11, name="a", num_bytes=10, final=True)
+    assert as_seen_by(own, [old, own, newer, ahead, further]) == [old, ahead, further, own, newer]
 
 
 def test_file_that_somebody_looks_at_as_it_is_made_is_given_up_for_another(

@@ -23,7 +23,7 @@ same time has no bytes yet, and is seen by whoever made it. The newest one never
 goes on.
 
 Clocks go back, and those of nodes differ: to a writer, what nobody writes any more was never used
-after its own file was made.
+after its own file was made. Among themselves such files keep their order.
 
 What it rests on is that a list shows every file that was made before it was asked for and is still
 there: so it is on one node. Where a file system keeps old lists for a while (NFS does), what other
@@ -110,9 +110,9 @@ def _is_left(directory: int, name: str) -> bool:
 def as_seen_by(own: FileSize, sizes: Iterable[FileSize]) -> list[FileSize]:
     """Files, least recently used first, as whoever made one of them a moment ago has to see them."""
 
-    def order(size: FileSize) -> tuple[int, bool, str]:
+    def order(size: FileSize) -> tuple[int, bool, int, str]:
         used_ns = min(size.used_ns, own.used_ns) if size.final else size.used_ns
-        return used_ns, not size.final, size.name
+        return used_ns, not size.final, size.used_ns, size.name
 
     return sorted(sizes, key=order)
 
