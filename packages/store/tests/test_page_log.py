@@ -209,6 +209,26 @@ def test_file_whose_head_is_not_written_yet_is_found_later(
         assert log.held(range(3)) == [0, 1, 2]
 
 
+def test_file_is_read_again_only_when_it_was_written_since(
+    make_log: MakeLog, layout: PoolLayout, files: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of writers that died are in a directory for long, and opening one may be slow."""
+    writer = make_log()
+    put_all(writer, range(1))
+    (path,) = paths(files)
+    whole = path.read_bytes()
+    os.truncate(path, LogFormat(layout).offset(0) + 10)
+    reader = make_log()
+    assert reader.tally.counters.torn == 1
+    with monkeypatch.context() as patch:
+        patch.delattr(LogFile, "reopen")
+        for _ in range(3):
+            reader.log.refresh()
+    assert reader.tally.counters.torn == 1
+    path.write_bytes(whole)
+    assert reader.held(range(1)) == [0]
+
+
 def test_file_that_could_not_be_opened_for_once_is_found_later(
     make_log: MakeLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
