@@ -544,6 +544,16 @@ def test_no_room_ends_writing_until_there_is_some_and_is_told_once(
     assert make_log().held(range(6)) == [0, 1, 3, 4, 5]
 
 
+def test_files_are_no_longer_than_the_process_may_write(
+    make_log: MakeLog, layout: PoolLayout, files: Path
+) -> None:
+    with files_of_at_most(room_for(layout, 3)):
+        log = make_log(file_bytes=room_for(layout, 10))
+        put_all(log, range(8))
+    assert len(paths(files)) == 3
+    assert log.held(range(8)) == list(range(8))
+
+
 def test_no_room_for_a_new_file_leaves_none(make_log: MakeLog, files: Path) -> None:
     log = make_log()
     with files_of_at_most(10):
