@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import attrs
 
 from radixlink_contracts.errors import StorageError
-from radixlink_store._directory import open_directory
+from radixlink_store._directory import let_go, open_directory
 from radixlink_store._log_file import LOG_SUFFIX, LogFile
 from radixlink_store._log_room import remove_empty, sizes_in
 from radixlink_store._unreadable import Unreadable
@@ -198,7 +198,7 @@ def clear_logs(directory: Path) -> Iterator[ClearedLog | Unreadable]:
     try:
         remove_empty(descriptor, sizes_in(descriptor))
     finally:
-        os.close(descriptor)
+        let_go(descriptor)
     yield from cleared.values()
 
 
@@ -209,7 +209,7 @@ def _files(directory: Path) -> Iterator[tuple[Path, LogFile] | Unreadable]:
         for path in sorted(directory.glob(f"*{LOG_SUFFIX}")):
             yield from _opened(descriptor, path)
     finally:
-        os.close(descriptor)
+        let_go(descriptor)
 
 
 def _opened(descriptor: int, path: Path) -> Iterator[tuple[Path, LogFile] | Unreadable]:

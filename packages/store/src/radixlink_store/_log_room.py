@@ -40,7 +40,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from radixlink_store._directory import SAFELY, names_in
+from radixlink_store._directory import SAFELY, let_go, names_in
 from radixlink_store._log_file import LOG_SUFFIX, reserved_bytes
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ def _is_left(directory: int, name: str) -> bool:
     else:
         return True
     finally:
-        os.close(descriptor)
+        let_go(descriptor)
 
 
 def as_seen_by(own: FileSize, sizes: Iterable[FileSize]) -> list[FileSize]:
