@@ -240,7 +240,7 @@ class LogAppender:
         if own in going:
             return False
         for size in going:
-            if remove(directory, size):
+            if remove(directory, size.name, final=size.final):
                 self._tally.add(files_evicted=1)
             for file in self._index.files:
                 if file.name == size.name:

@@ -143,11 +143,16 @@ def remove_empty(directory: int, sizes: Iterable[FileSize]) -> None:
     """
     for size in sizes:
         if size.final and not size.num_bytes:
-            remove(directory, size)
+            remove(directory, size.name, final=True)
 
 
-def remove(directory: int, size: FileSize) -> bool:
+def remove(directory: int, name: str, *, final: bool) -> bool:
     """Remove a file, and free its room, also if its writer has not seen that yet.
+
+    Args:
+        directory: Where it is.
+        name: The file.
+        final: Whether nobody writes it any more.
 
     Returns:
         Whether it was there; somebody else may have been faster.
@@ -156,12 +161,12 @@ def remove(directory: int, size: FileSize) -> bool:
         OSError: It cannot be removed.
     """
     descriptor = None
-    if not size.final:
+    if not final:
         with contextlib.suppress(OSError):
             flags = os.O_WRONLY | os.O_NONBLOCK | SAFELY
-            descriptor = os.open(size.name, flags, dir_fd=directory)
+            descriptor = os.open(name, flags, dir_fd=directory)
     try:
-        os.unlink(size.name, dir_fd=directory)
+        os.unlink(name, dir_fd=directory)
     except FileNotFoundError:
         return False
     else:
