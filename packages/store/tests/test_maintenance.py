@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 from typing import TYPE_CHECKING
 
 import attrs
@@ -466,10 +467,14 @@ def test_clearing_files_removes_ours_and_their_writer_goes_on(
     layout: PoolLayout, tmp_path: Path
 ) -> None:
     log = put_in_files(tmp_path, layout, closed=False)
+    (written,) = (path for path in tmp_path.iterdir() if path.stat().st_mode & stat.S_IWUSR)
     strange = tmp_path / "a.pages"
     strange.write_bytes(b"my thesis")
     (tmp_path / "notes.txt").write_text("mine", "utf-8")
-    unreadable, cleared = clear(tmp_path)
+    with written.open("rb") as file:
+        unreadable, cleared = clear(tmp_path)
+        # Its room is free, though it is open here and where it is written.
+        assert os.fstat(file.fileno()).st_size == 0
     assert cleared == ClearedLog(directory=tmp_path, layout=layout, num_files=2, num_records=5)
     assert isinstance(unreadable, Unreadable)
     assert "something else" in unreadable.why

@@ -209,6 +209,26 @@ def test_file_whose_head_is_not_written_yet_is_found_later(
         assert log.held(range(3)) == [0, 1, 2]
 
 
+def test_file_is_read_again_only_when_it_was_written_since(
+    make_log: MakeLog, layout: PoolLayout, files: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of writers that died are in a directory for long, and opening one may be slow."""
+    writer = make_log()
+    put_all(writer, range(1))
+    (path,) = paths(files)
+    whole = path.read_bytes()
+    os.truncate(path, LogFormat(layout).offset(0) + 10)
+    reader = make_log()
+    assert reader.tally.counters.torn == 1
+    with monkeypatch.context() as patch:
+        patch.delattr(LogFile, "reopen")
+        for _ in range(3):
+            reader.log.refresh()
+    assert reader.tally.counters.torn == 1
+    path.write_bytes(whole)
+    assert reader.held(range(1)) == [0]
+
+
 def test_file_that_could_not_be_opened_for_once_is_found_later(
     make_log: MakeLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -418,6 +438,25 @@ def test_what_goes_is_least_recently_used_and_no_more_than_is_needed() -> None:
     assert to_evict(sizes, capacity_bytes=5) == sizes
 
 
+def test_two_capacities_keep_neither_writer_from_going_on(
+    make_log: MakeLog, layout: PoolLayout, files: Path
+) -> None:
+    one = room_for(layout, 3)
+    capacities = (9 * one, 3 * one)
+    large, small = (make_log(capacity_bytes=each, file_bytes=one) for each in capacities)
+    for first in range(0, 60, 6):
+        put_all(large, range(first, first + 5))
+        assert sum(path.stat().st_size for path in paths(files)) <= capacities[0]
+        before = set(paths(files))
+        put_all(small, range(first + 5, first + 6))
+        # Whoever begins a file makes room by its own number.
+        if set(paths(files)) - before:
+            assert sum(path.stat().st_size for path in paths(files)) <= capacities[1]
+        assert first + 5 in large.held([first + 5])
+    assert [log.tally.counters.write_failed for log in (large, small)] == [0, 0]
+    assert [log.tally.counters.corrupt for log in (large, small)] == [0, 0]
+
+
 def test_a_clock_that_went_back_does_not_end_writing(
     make_log: MakeLog, layout: PoolLayout, files: Path
 ) -> None:
@@ -438,7 +477,8 @@ def test_what_nobody_writes_goes_before_what_was_made_now() -> None:
     ahead = FileSize(used_ns=9, name="ahead", num_bytes=10, final=True)
     newer = FileSize(used_ns=7, name="newer", num_bytes=10, final=False)
     old = FileSize(used_ns=1, name="old", num_bytes=10, final=True)
-    assert as_seen_by(own, [old, own, newer, ahead]) == [old, ahead, own, newer]
+    further = FileSize(used_ns=11, name="a", num_bytes=10, final=True)
+    assert as_seen_by(own, [old, own, newer, ahead, further]) == [old, ahead, further, own, newer]
 
 
 def test_file_that_somebody_looks_at_as_it_is_made_is_given_up_for_another(
@@ -502,6 +542,16 @@ def test_no_room_ends_writing_until_there_is_some_and_is_told_once(
     put_all(log, range(3, 6))
     assert log.told[1:] == [f"{files}: pages are written again"]
     assert make_log().held(range(6)) == [0, 1, 3, 4, 5]
+
+
+def test_files_are_no_longer_than_the_process_may_write(
+    make_log: MakeLog, layout: PoolLayout, files: Path
+) -> None:
+    with files_of_at_most(room_for(layout, 3)):
+        log = make_log(file_bytes=room_for(layout, 10))
+        put_all(log, range(8))
+    assert len(paths(files)) == 3
+    assert log.held(range(8)) == list(range(8))
 
 
 def test_no_room_for_a_new_file_leaves_none(make_log: MakeLog, files: Path) -> None:

@@ -25,13 +25,15 @@ class Disk:
         self.open = threading.Event()
         self.open.set()
         self.busy = threading.Event()
-        #: So many pages are taken of each call.
+        #: So many pages are taken of each call; below 0 a call fails.
         self.takes = 1000
         self.pause_s = 0.0
 
     def write(self, keys: PageKeys) -> PageKeys:
         self.busy.set()
         assert self.open.wait(TIMEOUT_S)
+        if self.takes < 0:
+            raise MemoryError
         self.written += list(keys.span(0, self.takes))
         return keys.span(self.takes, len(keys))
 
@@ -152,3 +154,28 @@ def test_closing_gives_up_at_its_deadline(disk: Disk, behind: WriteBehind) -> No
     # The thread ends what it was at, and no more.
     assert not behind.flush(TIMEOUT_S)
     assert disk.written == list(page_keys(range(2)))
+
+
+def test_thread_that_cannot_be_started_is_one_that_is_started_later(
+    disk: Disk, behind: WriteBehind, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(_: object) -> None:
+        raise RuntimeError
+
+    monkeypatch.setattr(threading.Thread, "start", fails)
+    assert behind.offer(page_keys(range(3))) == 3
+    assert behind.flush(0)
+    monkeypatch.undo()
+    assert behind.offer(page_keys(range(3, 6))) == 0
+    assert behind.flush(TIMEOUT_S)
+    assert disk.written == list(page_keys(range(3, 6)))
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_nothing_is_taken_that_nobody_writes_any_more(disk: Disk, behind: WriteBehind) -> None:
+    disk.takes = -1
+    behind.offer(page_keys(range(3)))
+    assert not behind.flush(TIMEOUT_S)
+    assert behind.offer(page_keys(range(3, 6))) == 3
+    assert behind.close(TIMEOUT_S) == 3
+    assert disk.ended == 1

@@ -130,6 +130,12 @@ def open_file(directory: int, file: Path, access: int) -> int:
     return descriptor
 
 
+def let_go(descriptor: int) -> None:
+    """Close a descriptor by which nothing was written: it is closed, whatever the file system says."""
+    with contextlib.suppress(OSError):
+        os.close(descriptor)
+
+
 def names_in(directory: int) -> list[str]:
     """The names in a directory.
 
@@ -145,7 +151,7 @@ def names_in(directory: int) -> list[str]:
     try:
         return os.listdir(descriptor)  # noqa: PTH208 - a descriptor, not a path
     finally:
-        os.close(descriptor)
+        let_go(descriptor)
 
 
 def _unavailable(path: Path, error: OSError) -> BackendUnavailableError:

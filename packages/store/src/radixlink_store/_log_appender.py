@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import resource
 from typing import TYPE_CHECKING, Final
 
 from radixlink_contracts.errors import CapacityError
@@ -239,7 +240,7 @@ class LogAppender:
         if own in going:
             return False
         for size in going:
-            if remove(directory, size):
+            if remove(directory, size.name, final=size.final):
                 self._tally.add(files_evicted=1)
             for file in self._index.files:
                 if file.name == size.name:
@@ -273,7 +274,7 @@ def _no_room() -> OSError:
 
 
 def file_bytes(format_: LogFormat, settings: PersistentSettings) -> int:
-    """How long a file may get: one record at least.
+    """How long a file may get: one record at least, and no more than this process may write.
 
     Raises:
         CapacityError: That does not fit.
@@ -286,5 +287,11 @@ def file_bytes(format_: LogFormat, settings: PersistentSettings) -> int:
             needed=least,
             available=settings.capacity_bytes,
         )
-    part = min(settings.capacity_bytes // _FILE_PART, _MOST_FILE_BYTES)
-    return max(least, part if settings.file_bytes is None else settings.file_bytes)
+    wanted = settings.file_bytes
+    if wanted is None:
+        wanted = min(settings.capacity_bytes // _FILE_PART, _MOST_FILE_BYTES)
+    limit, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if limit != resource.RLIM_INFINITY:
+        # Beyond it a file would stay as it is, and look like a full disk for ever.
+        wanted = min(wanted, limit)
+    return max(least, wanted)

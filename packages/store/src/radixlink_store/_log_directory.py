@@ -13,7 +13,7 @@ import threading
 from typing import TYPE_CHECKING, Final
 
 from radixlink_contracts.errors import StorageError
-from radixlink_store._directory import open_directory
+from radixlink_store._directory import let_go, open_directory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -73,7 +73,7 @@ class LogDirectory:
                 self._users -= 1
                 last = self._closed and not self._users
             if last:
-                os.close(self._descriptor)
+                let_go(self._descriptor)
 
     def close(self) -> None:
         """Lend it no more. It is closed when nobody uses it. Idempotent; waits for no call."""
@@ -81,7 +81,7 @@ class LogDirectory:
             last = not self._closed and not self._users
             self._closed = True
         if last:
-            os.close(self._descriptor)
+            let_go(self._descriptor)
 
     def follow(self) -> None:
         """Go where the path leads, if there is another directory now; one in use only."""
@@ -109,7 +109,7 @@ class LogDirectory:
                     os.dup2(descriptor, self._descriptor, inheritable=False)
                     self.turn += 1
         finally:
-            os.close(descriptor)
+            let_go(descriptor)
         if is_new:
             self._tell()
         return True

@@ -42,7 +42,7 @@ import attrs
 from xxhash import xxh3_64_intdigest
 
 from radixlink_contracts import PAGE_KEY_BYTES
-from radixlink_store._directory import MODE, SAFELY, open_file
+from radixlink_store._directory import MODE, SAFELY, let_go, open_file
 from radixlink_store._log_head import MAX_HEAD_BYTES, LogHead
 from radixlink_store._record import RecordFormat
 
@@ -163,7 +163,7 @@ class LogFile:
             head = LogHead.read(os.pread(descriptor, MAX_HEAD_BYTES, 0), str(path))
             return cls(descriptor, head.file_id, LogFormat(head.layout))
         except BaseException:
-            os.close(descriptor)
+            let_go(descriptor)
             raise
 
     @classmethod
@@ -264,7 +264,7 @@ class LogFile:
 
     def close(self) -> None:
         """Close it."""
-        os.close(self._descriptor)
+        let_go(self._descriptor)
 
     def _has_rest(self, size: int) -> bool:
         """Whether the file ends in the middle of a record, and not with a list of keys."""

@@ -8,7 +8,7 @@ first; if that is damaged, or its file gone, the next one is.
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import attrs
 
@@ -17,6 +17,18 @@ if TYPE_CHECKING:
 
 _NUMBER_BITS: Final = 32
 _NUMBER_MASK: Final = (1 << _NUMBER_BITS) - 1
+
+
+class Look(NamedTuple):
+    """What a file's status says: as long as it says the same, there is nothing new to read.
+
+    Attributes:
+        num_bytes: Its length.
+        used_ns: When it was written or used, by the file system's clock. Nanoseconds.
+    """
+
+    num_bytes: int
+    used_ns: int
 
 
 @attrs.define(kw_only=True, eq=False)
@@ -30,6 +42,7 @@ class IndexedFile:
         sealed: Whether nothing will be added to it.
         ours: Whether this log writes it.
         named: Whether it has had its name in the directory: one of ours is known before it has.
+        looked: What was seen of it before it was last read; None if it was not, or not to its end.
         used_at: When this log last said that it is used, in seconds of its clock.
         keys: The key of each record; None where there is none to be found.
     """
@@ -40,6 +53,7 @@ class IndexedFile:
     sealed: bool = False
     ours: bool = False
     named: bool = True
+    looked: Look | None = None
     used_at: float = -float("inf")
     keys: list[bytes | None] = attrs.field(factory=list)
 

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 import attrs
 
 from radixlink_contracts.errors import StorageError
-from radixlink_store._directory import open_directory
+from radixlink_store._directory import let_go, open_directory
 from radixlink_store._log_file import LOG_SUFFIX, LogFile
-from radixlink_store._log_room import remove_empty, sizes_in
+from radixlink_store._log_room import remove, remove_empty, sizes_in
 from radixlink_store._unreadable import Unreadable
 
 if TYPE_CHECKING:
@@ -178,27 +178,27 @@ def clear_logs(directory: Path) -> Iterator[ClearedLog | Unreadable]:
         OSError: It cannot be read.
     """
     cleared: dict[PoolLayout, ClearedLog] = {}
-    for file in _files(directory):
-        if isinstance(file, Unreadable):
-            yield file
-            continue
-        path, opened = file
-        layout, scan = opened.format.layout, opened.scan()
-        before = cleared.get(layout)
-        cleared[layout] = ClearedLog(
-            directory=directory,
-            layout=layout,
-            num_files=1 + (before.num_files if before else 0),
-            num_records=len(scan.keys)
-            - scan.keys.count(None)
-            + (before.num_records if before else 0),
-        )
-        path.unlink(missing_ok=True)
     descriptor = open_directory(directory)
     try:
+        for file in _files(directory):
+            if isinstance(file, Unreadable):
+                yield file
+                continue
+            path, opened = file
+            layout, scan = opened.format.layout, opened.scan()
+            before = cleared.get(layout)
+            cleared[layout] = ClearedLog(
+                directory=directory,
+                layout=layout,
+                num_files=1 + (before.num_files if before else 0),
+                num_records=len(scan.keys)
+                - scan.keys.count(None)
+                + (before.num_records if before else 0),
+            )
+            remove(descriptor, path.name, final=opened.sealed)
         remove_empty(descriptor, sizes_in(descriptor))
     finally:
-        os.close(descriptor)
+        let_go(descriptor)
     yield from cleared.values()
 
 
@@ -209,7 +209,7 @@ def _files(directory: Path) -> Iterator[tuple[Path, LogFile] | Unreadable]:
         for path in sorted(directory.glob(f"*{LOG_SUFFIX}")):
             yield from _opened(descriptor, path)
     finally:
-        os.close(descriptor)
+        let_go(descriptor)
 
 
 def _opened(descriptor: int, path: Path) -> Iterator[tuple[Path, LogFile] | Unreadable]:

@@ -23,7 +23,7 @@ same time has no bytes yet, and is seen by whoever made it. The newest one never
 goes on.
 
 Clocks go back, and those of nodes differ: to a writer, what nobody writes any more was never used
-after its own file was made.
+after its own file was made. Among themselves such files keep their order.
 
 What it rests on is that a list shows every file that was made before it was asked for and is still
 there: so it is on one node. Where a file system keeps old lists for a while (NFS does), what other
@@ -40,7 +40,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from radixlink_store._directory import SAFELY, names_in
+from radixlink_store._directory import SAFELY, let_go, names_in
 from radixlink_store._log_file import LOG_SUFFIX, reserved_bytes
 
 if TYPE_CHECKING:
@@ -104,15 +104,15 @@ def _is_left(directory: int, name: str) -> bool:
     else:
         return True
     finally:
-        os.close(descriptor)
+        let_go(descriptor)
 
 
 def as_seen_by(own: FileSize, sizes: Iterable[FileSize]) -> list[FileSize]:
     """Files, least recently used first, as whoever made one of them a moment ago has to see them."""
 
-    def order(size: FileSize) -> tuple[int, bool, str]:
+    def order(size: FileSize) -> tuple[int, bool, int, str]:
         used_ns = min(size.used_ns, own.used_ns) if size.final else size.used_ns
-        return used_ns, not size.final, size.name
+        return used_ns, not size.final, size.used_ns, size.name
 
     return sorted(sizes, key=order)
 
@@ -143,11 +143,16 @@ def remove_empty(directory: int, sizes: Iterable[FileSize]) -> None:
     """
     for size in sizes:
         if size.final and not size.num_bytes:
-            remove(directory, size)
+            remove(directory, size.name, final=True)
 
 
-def remove(directory: int, size: FileSize) -> bool:
+def remove(directory: int, name: str, *, final: bool) -> bool:
     """Remove a file, and free its room, also if its writer has not seen that yet.
+
+    Args:
+        directory: Where it is.
+        name: The file.
+        final: Whether nobody writes it any more.
 
     Returns:
         Whether it was there; somebody else may have been faster.
@@ -156,12 +161,12 @@ def remove(directory: int, size: FileSize) -> bool:
         OSError: It cannot be removed.
     """
     descriptor = None
-    if not size.final:
+    if not final:
         with contextlib.suppress(OSError):
             flags = os.O_WRONLY | os.O_NONBLOCK | SAFELY
-            descriptor = os.open(size.name, flags, dir_fd=directory)
+            descriptor = os.open(name, flags, dir_fd=directory)
     try:
-        os.unlink(size.name, dir_fd=directory)
+        os.unlink(name, dir_fd=directory)
     except FileNotFoundError:
         return False
     else:

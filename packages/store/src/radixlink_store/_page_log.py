@@ -34,7 +34,7 @@ from radixlink_store._directory import names_in
 from radixlink_store._log_appender import LogAppender
 from radixlink_store._log_directory import LogDirectory
 from radixlink_store._log_file import LOG_SUFFIX, LogFile, LogFormat, name_prefix
-from radixlink_store._log_index import LogIndex
+from radixlink_store._log_index import LogIndex, Look
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -104,9 +104,9 @@ class PageLog:
         #: Held while the directory is looked at.
         self._scanning: Final = threading.Lock()
         self._scan_at = clock()
-        #: Files under our prefix that are none of ours, and how long each was when that was seen:
-        #: one that is longer since had a head that was not whole yet.
-        self._strange: Final[dict[str, int]] = {}
+        #: Files under our prefix that are none of ours, and how each was when that was seen: one that
+        #: was written since had a head that was not whole yet.
+        self._strange: Final[dict[str, Look]] = {}
         self.refresh()
 
     def __len__(self) -> int:
@@ -235,8 +235,8 @@ class PageLog:
     def refresh(self) -> None:
         """Know what is in the directory now; done by one thread at a time, others do without.
 
-        Cost: a list of the directory, a look at each file that is not sealed, and a read of what is
-        new.
+        Cost: a list of the directory, the status of each file that is not sealed, and a read of what
+            is new.
         """
         if not self._scanning.acquire(blocking=False):
             return
@@ -268,25 +268,27 @@ class PageLog:
             if name not in names:
                 self._index.drop(file)
             elif not file.sealed and not file.ours:
-                self._adopt(directory, name, file)
+                look = _look_at(directory, name)
+                if look is not None and look != file.looked:
+                    self._adopt(directory, name, file, look)
         # A file of our own comes into the index before it has its name.
         ours = {file.name for file in self._index.files}
         for name in sorted(names - ours):
-            # Asked first: what is read after that is at least as long.
-            length = _length(directory, name)
-            if length is not None and self._strange.get(name) != length:
-                self._adopt(directory, name, None, length)
+            # Asked first: what is read after that is at least as new.
+            look = _look_at(directory, name)
+            if look is not None and self._strange.get(name) != look:
+                self._adopt(directory, name, None, look)
         for name in self._strange.keys() - names:
             del self._strange[name]
 
-    def _adopt(self, directory: int, name: str, file: IndexedFile | None, length: int = 0) -> None:
+    def _adopt(self, directory: int, name: str, file: IndexedFile | None, look: Look) -> None:
         """Know what a file of others has, that was not known.
 
         Args:
             directory: Where it is.
             name: The file.
             file: What is known of it; None for a new one.
-            length: How long a new one is at least.
+            look: What was seen of it just before.
         """
         path = self._settings.path / name
         try:
@@ -298,20 +300,22 @@ class PageLog:
         except FileNotFoundError:
             return
         except StorageError:
-            self._refuse(name, length)
+            self._refuse(name, look)
             return
         except OSError as error:
             # A symbolic link stays one; all else may be over the next time.
             if error.errno == errno.ELOOP:
-                self._refuse(name, length)
+                self._refuse(name, look)
             else:
                 self._tally.add(read_failed=1)
             return
         try:
             if opened.format.layout == self._layout:
-                self._take_in(opened, file or self._index.add_file(name, opened.file_id))
+                file = file or self._index.add_file(name, opened.file_id)
+                self._take_in(opened, file)
+                file.looked = look
             else:
-                self._refuse(name, length)
+                self._refuse(name, look)
         except OSError:
             self._tally.add(read_failed=1)
         finally:
@@ -337,11 +341,11 @@ class PageLog:
             self._tally.add(torn=rest + scan.keys.count(None))
         file.sealed = sealed
 
-    def _refuse(self, name: str, length: int) -> None:
-        """Look at a file no more as long as it is so long: somebody may be writing its head."""
-        if length and name not in self._strange:
+    def _refuse(self, name: str, look: Look) -> None:
+        """Look at a file no more as long as it is as it was: somebody may be writing its head."""
+        if look.num_bytes and name not in self._strange:
             self._tally.add(refused=1)
-        self._strange[name] = length
+        self._strange[name] = look
 
     # --- writing ---------------------------------------------------------------------------------
 
@@ -361,9 +365,10 @@ class PageLog:
             self._directory.close()
 
 
-def _length(directory: int, name: str) -> int | None:
-    """How long a file is, or a link; None if that cannot be said."""
+def _look_at(directory: int, name: str) -> Look | None:
+    """What is seen of a file, or a link, without opening it; None if that cannot be said."""
     try:
-        return os.stat(name, dir_fd=directory, follow_symlinks=False).st_size
+        status = os.stat(name, dir_fd=directory, follow_symlinks=False)
     except OSError:
         return None
+    return Look(status.st_size, status.st_mtime_ns)

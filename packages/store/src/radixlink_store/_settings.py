@@ -23,7 +23,8 @@ class PersistentSettings:
             nodes may share it; all of them should say the same of it.
         capacity_bytes: What its files may take together.
         file_bytes: How long a file may get: pages are evicted by whole files, and one that is being
-            written counts whole. None: a 64th of the capacity, 256 MiB at most.
+            written counts whole. None: a 64th of the capacity, 256 MiB at most. Never longer than
+            the process may write (`RLIMIT_FSIZE`), but for one page.
         queue_bytes: Bytes of pages that may wait to be written, for each store. They wait in
             memory where they are; only their keys are queued.
         rescan_s: Seconds after which a look-up looks for files of others again.

@@ -60,19 +60,18 @@ class WriteBehind:
         """Leave pages to be written.
 
         Returns:
-            How many are refused: they are too many, or this was closed. The first ones are taken.
+            How many are refused: they are too many, or this was closed, or there is no thread to
+            write them. The first ones are taken.
         """
         with self._changed:
-            room = 0 if self._deadline is not None else self._max_pages - self._num_pages
+            is_open = self._deadline is None and not self._ended
+            room = self._max_pages - self._num_pages if is_open else 0
             taken = keys if len(keys) <= room else keys.span(0, max(0, room))
+            if len(taken) and not self._start():
+                return len(keys)
             if len(taken):
                 self._waiting.append(taken)
                 self._num_pages += len(taken)
-                if self._thread is None:
-                    self._thread = threading.Thread(
-                        target=self._run, name="radixlink-write-behind", daemon=True
-                    )
-                    self._thread.start()
                 self._changed.notify_all()
             return len(keys) - len(taken)
 
@@ -107,6 +106,17 @@ class WriteBehind:
         self._thread.join(min(timeout_s + 1.0, _LONGEST_S))
         with self._changed:
             return self._num_pages
+
+    def _start(self) -> bool:
+        """Have a thread; the lock is held. Not, where the system allows no more of them now."""
+        if self._thread is None:
+            thread = threading.Thread(target=self._run, name="radixlink-write-behind", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError:
+                return False
+            self._thread = thread
+        return True
 
     def _run(self) -> None:
         """Write until closed."""
