@@ -176,6 +176,34 @@ def test_an_offload_that_a_rank_never_lets_go_of_keeps_its_node(make_replica: Ma
 # -- past the cap ----------------------------------------------------------------------------------
 
 
+@several
+def test_what_lands_as_the_store_is_given_up_stays_for_its_request(
+    make_replica: MakeReplica, num_ranks: int
+) -> None:
+    locked = attrs.evolve(settings(0), publish_lock_steps=3)
+    replica = make_replica(num_ranks, by_hand=True, settings=locked)
+    replica.store(TOKENS)
+    replica.store(SEQUENCES[0])
+    lost = replica.queue("a", TOKENS).operation_id
+    kept = replica.queue("b", SEQUENCES[0]).operation_id
+    replica.start()
+    fail(replica, lost, 0)
+    assert replica.step().failed == ("a",)
+    for _ in range(4):
+        assert replica.step() == StepReport()
+    for rank in replica.ranks:
+        rank.by_hand.run(kept)
+    assert replica.step() == StepReport(landed=(RequestId("b"),), detached=True)
+    # Nobody locks it but the promise.
+    replica.evict()
+    assert replica.match("b", SEQUENCES[0]).device_prefix_len == 8
+    for _ in range(3):
+        replica.step()
+    assert replica.evict() == 8
+    replica.reset()
+    assert in_use(replica) == 0
+
+
 @pytest.mark.parametrize(("percent", "detached"), [(12, True), (13, False), (0, True)])
 def test_the_cap_is_so_much_of_a_pool(
     make_replica: MakeReplica, percent: int, *, detached: bool

@@ -64,6 +64,15 @@ def test_nothing_is_written_off_where_nothing_goes_wrong() -> None:
         assert (result.broken, result.tally.slots_written_off) == (None, 0)
 
 
+def test_a_backend_that_is_only_behind_may_be_written_off_by_the_hasty() -> None:
+    # Of 100,000 the one in which nine offloads were queued before a load that another rank refused.
+    plan = plan_of(68931)
+    assert plan.shape.hasty
+    result = run(plan)
+    assert result.broken is None
+    assert result.tally.slots_written_off > 0
+
+
 def test_a_campaign_in_pieces_is_the_whole() -> None:
     whole, head, tail = campaign(0, 12), campaign(0, 5), campaign(5, 7)
     assert head.tally + tail.tally == whole.tally

@@ -245,6 +245,16 @@ class RequestTable:
             self._unpublish(request)
         return request
 
+    def give_up(self) -> None:
+        """Forget all that has to do with a store. What was restored stays locked for its steps."""
+        self._requests = {
+            request_id: Request(published=request.published)
+            for request_id, request in self._requests.items()
+            if request.published is not None
+        }
+        self.lookups.clear()
+        self._missing.clear()
+
     def clear(self) -> None:
         """Forget every request and every miss. Idempotent."""
         for request in self._requests.values():

@@ -465,7 +465,7 @@ class UnifiedCacheLinkerWrapper:
                 self._loads.tell_waiters(operation, report)
         report.ready.extend(lookup.request_id for lookup in self._requests.lookups)
         self._prober.clear()
-        self._requests.clear()
+        self._requests.give_up()
         self._tree.detach_linker()
 
     # -- for people --------------------------------------------------------------------------------

@@ -238,7 +238,7 @@ class History:
         """Something goes wrong."""
         rank = self.replica.ranks[event.rank % len(self.replica.ranks)]
         self._num_faults += 1
-        self.replica.may_hold_on |= event.fault in NEVER_LETS_GO
+        self.replica.may_hold_on |= event.fault in NEVER_LETS_GO or self.replica.shape.hasty
         match event.fault:
             case Fault.PAGE_LOST:
                 happened = rank.watch.shelf.lose(event.which)

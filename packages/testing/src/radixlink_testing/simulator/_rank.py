@@ -7,7 +7,7 @@ that its pages live in.
 from __future__ import annotations
 
 import zlib
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Final, Self
 
 import attrs
 from typing_extensions import override
@@ -35,6 +35,9 @@ if TYPE_CHECKING:
     from radixlink_testing.simulator._operations import Operations
     from radixlink_testing.simulator._rules import Referee
     from radixlink_testing.simulator._shelf import Shelf
+
+#: In so many steps each backend that moves gets to what it has queued.
+_PATIENT_STEPS: Final = 30
 
 
 @attrs.frozen(kw_only=True)
@@ -74,6 +77,15 @@ class Shape:
         """What attention it has, for people."""
         names = ["full"] + ["swa"] * bool(self.window) + ["mamba"] * bool(self.num_states)
         return "+".join(names)
+
+    @property
+    def hasty(self) -> bool:
+        """Slots may be written off of a backend that is not stuck, but only behind.
+
+        A verdict may come from one rank alone, at once, and a backend that is not prompt lets go no
+        sooner than its thread gets to the operation, behind all that was queued before.
+        """
+        return not self.prompt and self.settings.write_off_steps < _PATIENT_STEPS
 
     @property
     def window_pages(self) -> int:
