@@ -26,6 +26,7 @@ RANKS = 2
         "shards_have_communicators_of_their_own",
         "window_that_does_not_fit_is_refused_on_all_ranks",
         "rank_without_descriptors_is_refused_on_all_ranks",
+        "window_that_cannot_be_used_is_given_back",
         "error_that_nobody_foresaw_on_one_rank_is_raised_on_all",
         "rank_that_does_not_open_is_not_waited_for_longer_than_agreed",
     ],

@@ -81,7 +81,17 @@ def test_a_model_that_is_not_there_ends_with_its_exit_code(
     assert "Traceback" not in told
 
 
-@pytest.mark.parametrize("arguments", [[], ["sing"], ["demo", "--turns", "1"], ["demo", "--x"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        ["sing"],
+        ["demo", "--turns", "1"],
+        ["demo", "--x"],
+        ["demo", "--store-dir", ""],
+        ["demo", "--report", ""],
+    ],
+)
 def test_wrong_arguments_exit_with_2(arguments: list[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(arguments)

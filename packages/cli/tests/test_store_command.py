@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
@@ -101,6 +103,35 @@ def test_clear_empties_a_store_in_use_and_removes_one_that_is_not(
     assert main(["store", "clear", str(tmp_path)]) == 0
     assert "0 pages, removed" in capsys.readouterr().out
     assert not (tmp_path / NAME).exists()
+
+
+@pytest.mark.parametrize("action", ["inspect", "verify", "clear"])
+def test_empty_path_is_not_the_current_directory(
+    store: PageStore,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    action: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as ended:
+        main(["store", action, ""])
+    assert ended.value.code == 2
+    assert "expected a path, got an empty one" in capsys.readouterr().err
+    assert store.contains(KEYS).complete
+
+
+def test_what_the_terminal_cannot_show_is_told_in_another_way(
+    store: PageStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "\u00fc.segment").touch()
+    (tmp_path / "\udcff.segment").touch()
+    printed = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(printed, "ascii", write_through=True))
+    assert main(["store", "inspect", str(tmp_path)]) == 1
+    for part in (b"3 of 10 pages", b"\\xfc.segment: left alone", b"\\udcff.segment: left alone"):
+        assert part in printed.getvalue()
+    assert store.contains(KEYS).complete
 
 
 @pytest.fixture

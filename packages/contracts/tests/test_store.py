@@ -145,6 +145,13 @@ def test_an_identity_with_an_unknown_is_refused(field: str) -> None:
         CacheIdentity(**values)
 
 
+@pytest.mark.parametrize("field", ["model", "revision", "dtype", "layout"])
+def test_an_identity_that_has_no_fingerprint_is_refused(field: str) -> None:
+    # So Python writes the name of a file that is no UTF-8.
+    with pytest.raises(ContractError, match=rf"{field} to have a form in UTF-8, got 'x\\udcff'"):
+        CacheIdentity(**{**attrs.asdict(IDENTITY), field: "x\udcff"})
+
+
 @pytest.mark.parametrize("field", ["page_size", "num_layers"])
 @pytest.mark.parametrize("value", [0, -1])
 def test_an_identity_has_pages_and_layers(field: str, value: int) -> None:
@@ -175,6 +182,12 @@ def test_opening_a_store_has_a_deadline(timeout_s: float) -> None:
 def test_a_store_has_no_less_room_than_none(size: str) -> None:
     with pytest.raises(ContractError, match=f"{size}=-1"):
         StoreConfig(**{size: -1})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("field", ["location", "persistent_path"])
+def test_a_store_is_where_a_system_has_places(field: str) -> None:
+    with pytest.raises(ContractError, match=rf"{field} without a null character, got '/a\\x00b'"):
+        StoreConfig(**{field: "/a\0b"})  # type: ignore[arg-type]
 
 
 def test_a_page_is_the_sum_of_its_ranges() -> None:

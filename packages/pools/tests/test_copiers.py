@@ -112,6 +112,24 @@ def test_a_row_outside_the_pool_is_refused(row: int) -> None:
             call(region, torch.zeros(4, dtype=torch.uint8))
 
 
+@pytest.mark.parametrize(
+    ("index", "got"),
+    [
+        (torch.zeros(0), r"\(0,\) torch.float32 of none"),
+        (torch.zeros(1), r"\(1,\) torch.float32 from 0.0 to 0.0"),
+        (torch.zeros(1, 1, dtype=torch.int64), r"\(1, 1\) torch.int64 from 0 to 0"),
+        (torch.tensor(0), r"\(\) torch.int64 from 0 to 0"),
+    ],
+)
+def test_an_index_that_is_no_list_of_rows_is_refused(index: torch.Tensor, got: str) -> None:
+    pool = torch.zeros(4, 4, dtype=torch.uint8)
+    staging = torch.ones(4 * index.numel(), dtype=torch.uint8)
+    for call in (CpuCopier().gather, CpuCopier().scatter):
+        with pytest.raises(ContractError, match=f"got {got}"):
+            call(ByteRegion(rows=pool, index=index), staging)
+    assert not pool.any()
+
+
 def test_staging_is_one_memory_seen_twice() -> None:
     staging = CpuCopier().staging(8)
     staging.buffer[:] = bytes(range(8))

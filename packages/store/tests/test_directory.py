@@ -23,10 +23,11 @@ def shared_memory(tmp_path: Path) -> Path:
 def choose(shared_memory: Path, kind: str | None, free: int, needed: int = 1000) -> Path:
     """Let the chooser look at a table of mounts in which the directory is of some kind."""
     mounts = shared_memory.parent / "mounts"
-    lines = ["/dev/vda / ext4 rw 0 0"]
+    # The kernel takes any bytes for a name, and tells them as they are.
+    lines = ["/dev/vda / ext4 rw 0 0", "y /mnt/\udcff ext4 rw 0 0", "y /mnt/\u2028 ext4 rw 0 0"]
     if kind:
         lines.append(f"x {shared_memory} {kind} rw 0 0")
-    mounts.write_text("\n".join(lines), "utf-8")
+    mounts.write_bytes(os.fsencode("\n".join(lines)))
     return default_directory(
         7,
         needed,

@@ -12,6 +12,9 @@ if TYPE_CHECKING:
 
 UNLIMITED_V1 = 9223372036854771712
 
+#: Names that the kernel tells as they are: no UTF-8, and what Python takes for the end of a line or a space.
+NAMES = ["a\udcff", "a\u2028b", "a\x0cb", "a\u3000b"]
+
 
 def group(directory: Path, **files: object) -> None:
     """Make a control group with these files; dots in their names are written as two underscores."""
@@ -22,7 +25,7 @@ def group(directory: Path, **files: object) -> None:
 
 def rooms(tmp_path: Path, groups: str) -> list[Room]:
     listed = tmp_path / "groups"
-    listed.write_text(groups, "ascii")
+    listed.write_bytes(os.fsencode(groups))
     return list(memory_rooms(listed, tmp_path / "root"))
 
 
@@ -63,16 +66,26 @@ def test_group_that_cannot_be_seen_sets_no_limit(tmp_path: Path) -> None:
     assert list(memory_rooms(tmp_path / "missing", tmp_path)) == []
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_group_may_have_any_name(tmp_path: Path, name: str) -> None:
+    root = tmp_path / "root"
+    group(root / name, memory__max=50, memory__current=10, memory__stat="anon 10")
+    assert [room.num_bytes for room in rooms(tmp_path, f"0::/{name}\n")] == [40]
+
+
 def test_kind_of_a_file_system_is_that_of_its_device(tmp_path: Path) -> None:
     device = tmp_path.stat().st_dev
     number = f"{os.major(device)}:{os.minor(device)}"
     mounts = tmp_path / "mountinfo"
-    other = "20 1 0:999 / / rw,relatime - tmpfs none rw"
+    other = "\n".join(
+        f"{20 + place} 1 0:999 / /mnt/{name} rw,relatime - tmpfs none rw"
+        for place, name in enumerate(NAMES)
+    )
     ours = f"30 20 {number} /some/where /mnt rw shared:1 master:2 - {{}} none rw"
     for kind, expected in (("tmpfs", True), ("ext4", False)):
-        mounts.write_text(f"{other}\n{ours.format(kind)}\n", "utf-8")
+        mounts.write_bytes(os.fsencode(f"{other}\n{ours.format(kind)}\n"))
         assert is_in_memory(tmp_path, mounts) is expected
-    mounts.write_text(f"{other}\n", "utf-8")
+    mounts.write_bytes(os.fsencode(f"{other}\n"))
     assert not is_in_memory(tmp_path, mounts)
     assert not is_in_memory(tmp_path, tmp_path / "missing")
 

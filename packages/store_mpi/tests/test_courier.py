@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import threading
 
+import pytest
 from packages.store.tests.forked import in_a_child_while_held
 from typing_extensions import override
 
+from radixlink_store_mpi import _courier
 from radixlink_store_mpi._courier import Courier
 from radixlink_store_mpi._mpi import MPI
 from radixlink_store_mpi.counters import NodeCounters, NodeTally
@@ -68,5 +70,29 @@ def test_child_asks_nobody_whatever_another_thread_held() -> None:
     assert in_a_child_while_held(tally._mutex.lock, ask) == 0
     assert tally.counters == NodeCounters(asked=3)
     assert not requests.Iprobe(MPI.ANY_SOURCE, MPI.ANY_TAG)
+    requests.Free()
+    answers.Free()
+
+
+def test_answer_that_an_exception_keeps_from_being_waited_for_is_owed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def interrupted(_: float) -> None:
+        raise KeyboardInterrupt
+
+    requests, answers = MPI.COMM_WORLD.Dup(), MPI.COMM_WORLD.Dup()
+    tally = NodeTally()
+    courier = Courier(requests, answers, (0,), timeout_s=TIMEOUT_S, tally=tally)
+    with monkeypatch.context() as patch:
+        patch.setattr(_courier, "pause", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            courier.ask({0: (courier.number(), b"who?")})
+    assert courier.ask({0: (courier.number(), b"who?")}) == {}
+    assert tally.counters == NodeCounters(asked=1, late=1, skipped=1)
+    status = MPI.Status()
+    requests.Recv(bytearray(4), MPI.ANY_SOURCE, MPI.ANY_TAG, status)
+    answers.Isend(b"late", 0, status.Get_tag()).Free()
+    courier.settle(TIMEOUT_S)
+    assert tally.counters.dropped == 1
     requests.Free()
     answers.Free()

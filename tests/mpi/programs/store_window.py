@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import resource
 import sys
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -120,6 +122,7 @@ def window_that_does_not_fit_is_refused_on_all_ranks() -> None:
 def rank_without_descriptors_is_refused_on_all_ranks() -> None:
     factory = MpiStoreFactory(CONFIG)
     factory.open(SUITE_LAYOUT)
+    open_files = num_open_files()
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     for room in (0, 1):
         if WORLD.rank == 1:
@@ -130,7 +133,25 @@ def rank_without_descriptors_is_refused_on_all_ranks() -> None:
             expect(BackendUnavailableError, factory, SUITE_LAYOUT, "errno 24")
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    # Nor does the rank that had some keep a store that nobody has.
+    assert num_open_files() == open_files
     assert factory.open(SUITE_LAYOUT).num_slots == 64
+    factory.close()
+
+
+def window_that_cannot_be_used_is_given_back() -> None:
+    factory = MpiStoreFactory(CONFIG)
+    factory.open(SUITE_LAYOUT)
+    another = attrs.evolve(SUITE_LAYOUT, range_bytes=(64,))
+    shared, open_files = num_shared_mappings(), num_open_files()
+    assert shared
+    tempfile.tempdir = "/dev/null/missing"
+    for _ in range(2):
+        expect(BackendUnavailableError, factory, another, "file for locks in /dev/null/missing")
+    tempfile.tempdir = None
+    assert (num_shared_mappings(), num_open_files()) == (shared, open_files)
+    factory.open(another)
+    assert num_shared_mappings() > shared
     factory.close()
 
 
@@ -150,6 +171,18 @@ def rank_that_does_not_open_is_not_waited_for_longer_than_agreed() -> None:
         expect(StaleHandleError, factory, SUITE_LAYOUT, "lost a rank")
         factory.close()
     WORLD.Barrier()
+
+
+def num_open_files() -> int:
+    """Descriptors of this process."""
+    gc.collect()
+    return sum(1 for _ in Path("/proc/self/fd").iterdir())
+
+
+def num_shared_mappings() -> int:
+    """Pieces of memory that this process shares with others, and may write."""
+    maps = Path("/proc/self/maps").read_text("utf-8")
+    return sum(1 for line in maps.splitlines() if line.split()[1] == "rw-s")
 
 
 def expect(

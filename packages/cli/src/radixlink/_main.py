@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import io
 import os
 import sys
 from pathlib import Path
@@ -26,6 +27,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
         The exit code, as `radixlink.errors` lists them.
     """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            # The name of a file or a model may have what the terminal cannot show.
+            stream.reconfigure(errors="backslashreplace")
     parsed = _parser().parse_args(arguments)
     try:
         return _store(parsed) if parsed.command == "store" else _demo(parsed)
@@ -106,7 +111,7 @@ def _add_store(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     store.add_argument("action", choices=["inspect", "verify", "clear"])
     store.add_argument(
         "path",
-        type=Path,
+        type=_path,
         help="the directory of the store or the tier, or the one that has stores for each model",
     )
 
@@ -132,13 +137,13 @@ def _add_demo(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     )
     demo.add_argument(
         "--store-dir",
-        type=Path,
+        type=_path,
         help="where the store is, kept afterwards (the mpi store is in memory and takes none); "
         "for mooncake HOST:PORT of a master, or a JSON file of settings; default: a new place that is removed",
     )
     demo.add_argument(
         "--report",
-        type=Path,
+        type=_path,
         default=Path("build/demo-report.json"),
         help="where the figures go; default: %(default)s",
     )
@@ -151,6 +156,14 @@ def _add_demo(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     demo.add_argument(
         "--no-ranks", action="store_true", help="leave out the part with two tensor-parallel ranks"
     )
+
+
+def _path(text: str) -> Path:
+    """A path that was typed; for `Path` nothing at all would be the current directory."""
+    if not text:
+        msg = "expected a path, got an empty one; the current directory is ."
+        raise argparse.ArgumentTypeError(msg)
+    return Path(text)
 
 
 def _at_least_two(text: str) -> int:

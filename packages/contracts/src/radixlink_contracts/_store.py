@@ -52,11 +52,18 @@ class CacheIdentity:
     layout: str
 
     def __attrs_post_init__(self) -> None:
-        """Refuse an identity with a field unknown: its pages could be taken for another's."""
+        """Refuse an identity with a field unknown, or of which no fingerprint can be made."""
         for name in ("model", "revision", "dtype", "layout"):
-            if not getattr(self, name):
+            text: str = getattr(self, name)
+            if not text:
+                # Its pages could be taken for another's.
                 msg = f"CacheIdentity: expected {name} to be known, got an empty string"
                 raise ContractError(msg)
+            try:
+                text.encode()
+            except UnicodeEncodeError as error:
+                msg = f"CacheIdentity: expected {name} to have a form in UTF-8, got {text!r}"
+                raise ContractError(msg) from error
         if self.page_size < 1 or self.num_layers < 1:
             msg = (
                 "CacheIdentity: expected page_size and num_layers of at least 1, "
@@ -278,7 +285,12 @@ class StoreConfig:
     persistent_bytes: int = 0
 
     def __attrs_post_init__(self) -> None:
-        """Refuse a time that never ends or is none, and less room than none."""
+        """Refuse a time that never ends or is none, less room than none, and places that no system has."""
+        for name in ("location", "persistent_path"):
+            place: str = getattr(self, name)
+            if "\0" in place:
+                msg = f"StoreConfig: expected a {name} without a null character, got {place!r}"
+                raise ContractError(msg)
         if not 0 <= self.timeout_s < math.inf:
             msg = f"StoreConfig: expected a finite timeout_s of at least 0, got {self.timeout_s}"
             raise ContractError(msg)

@@ -51,7 +51,7 @@ def rows_of(region: ByteRegion, flat: torch.Tensor) -> torch.Tensor:
     Raises:
         ContractError: The staging is not of the region's size.
     """
-    (num_pages,), row_bytes = region.index.shape, region.rows.shape[1]
+    num_pages, row_bytes = _num_pages(region), region.rows.shape[1]
     if flat.shape != (num_pages * row_bytes,):
         msg = (
             f"copier: expected staging of {num_pages} x {row_bytes} bytes, "
@@ -59,6 +59,17 @@ def rows_of(region: ByteRegion, flat: torch.Tensor) -> torch.Tensor:
         )
         raise ContractError(msg)
     return flat.view(num_pages, row_bytes)
+
+
+def _num_pages(region: ByteRegion) -> int:
+    """How many rows a region names.
+
+    Raises:
+        ContractError: Its index is no list of rows.
+    """
+    if region.index.ndim != 1:
+        raise ContractError(_bad_index(region))
+    return len(region.index)
 
 
 def widened(region: ByteRegion, staged: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -74,7 +85,7 @@ def widened(region: ByteRegion, staged: torch.Tensor) -> tuple[torch.Tensor, tor
     Raises:
         ContractError: The staging is not of the region's shape and dtype.
     """
-    rows, (num_pages,) = region.rows, region.index.shape
+    rows, num_pages = region.rows, _num_pages(region)
     row_bytes = rows.shape[1]
     if staged.shape != (num_pages, row_bytes) or staged.dtype is not torch.uint8:
         msg = (
@@ -134,7 +145,8 @@ class CpuCopier(RowCopier):
             source: Staging. Shape: (num_pages * row bytes,) uint8.
 
         Raises:
-            ContractError: `source` does not fit, or a row is outside the pool.
+            ContractError: `source` does not fit; nothing is copied then. Or a row is outside the
+                pool; those named before it are copied then.
 
         Cost: one indexed copy, no loop over pages.
         """
@@ -169,7 +181,8 @@ class CpuCopier(RowCopier):
             source: Host memory. Shape: (num_pages, row bytes) uint8.
 
         Raises:
-            ContractError: `source` does not fit, or a row is outside the pool.
+            ContractError: `source` does not fit; nothing is copied then. Or a row is outside the
+                pool; those named before it are copied then.
 
         Cost: as for `scatter`.
         """
@@ -183,7 +196,9 @@ class CpuCopier(RowCopier):
 
 def _bad_index(region: ByteRegion) -> str:
     """Say what was wrong with a region that torch refused."""
+    index = region.index
+    named = f"from {index.min().item()} to {index.max().item()}" if index.numel() else "of none"
     return (
         f"copier: expected (num_pages,) int64 rows in 0..{len(region.rows) - 1}, "
-        f"got {region.index.dtype} from {int(region.index.min())} to {int(region.index.max())}"
+        f"got {tuple(index.shape)} {index.dtype} {named}"
     )

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from radixlink_contracts.errors import BackendUnavailableError
 from radixlink_store._errors import map_exceptions
-from radixlink_store._room import room_at
+from radixlink_store._room import lines_of, room_at
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -68,7 +68,7 @@ def _is_tmpfs(path: Path, mounts: Path) -> bool:
         return False
     kinds = [
         fields[2]
-        for fields in (line.split() for line in mounts.read_text("utf-8").splitlines())
+        for fields in (line.split(" ") for line in lines_of(mounts))
         if fields[1] == str(path)
     ]
     return kinds[-1:] == ["tmpfs"]

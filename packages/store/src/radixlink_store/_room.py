@@ -73,6 +73,15 @@ def room_at(path: Path) -> Room:
     return min(rooms, key=lambda room: room.num_bytes)
 
 
+def lines_of(table: Path) -> list[str]:
+    """The lines of a table of the kernel's; names in it may be any bytes but a space and a newline.
+
+    Raises:
+        OSError: It cannot be read.
+    """
+    return os.fsdecode(table.read_bytes()).removesuffix("\n").split("\n")
+
+
 def is_in_memory(path: Path, mounts: Path = _MOUNTS) -> bool:
     """True when the file system of a path is known to be one in memory.
 
@@ -83,11 +92,11 @@ def is_in_memory(path: Path, mounts: Path = _MOUNTS) -> bool:
     ours = f"{os.major(device)}:{os.minor(device)}"
     if not mounts.exists():
         return False
-    for line in mounts.read_text("utf-8").splitlines():
+    for line in lines_of(mounts):
         # ID, parent's ID, device, root, where, options, any number of tags, "-", kind, ...
         mount, _, kind = line.partition(" - ")
-        if mount.split()[2] == ours:
-            return kind.split()[0] in _IN_MEMORY
+        if mount.split(" ")[2] == ours:
+            return kind.split(" ")[0] in _IN_MEMORY
     return False
 
 
@@ -100,7 +109,7 @@ def memory_rooms(groups: Path = _GROUPS, root: Path = _GROUP_ROOT) -> Iterator[R
     """
     if not groups.exists():
         return
-    for line in groups.read_text("utf-8").splitlines():
+    for line in lines_of(groups):
         _, controllers, group = line.split(":", 2)
         if controllers == "":
             yield from _rooms_up_to(root, group, _V2)

@@ -14,8 +14,8 @@ Rules of the file:
 1. only the holder of a slot's lock stores its tag, state word, header or payload. A writer may
    hold the locks of several slots, and lets go of all at once;
 2. a writer takes the tag away and stores WRITING before it touches anything else of the slot, and
-   after everything else READY, then the tag. So wherever it dies, its slot has no tag, and a slot
-   without a tag that nobody has locked is free;
+   after everything else the tag, then READY. So wherever it dies, its slot has no tag, or one and a
+   word that is not READY: either can be had once nobody has it locked;
 3. a word that was read without the lock is a hint: with the lock it is read again;
 4. stamps and leases are advice: stored by anyone, races lose nothing but advice;
 5. a word is loaded and stored whole (8 aligned bytes). On machines that reorder stores, a reader

@@ -3,7 +3,8 @@
 1. A slot without a tag: no page can be found there. First those of the candidate bucket that has
    more of them (that is what makes two choices fill evenly). If a writer is at work there its lock
    is busy, and the next one is tried; if one died there, it can be had at once.
-2. A slot with a tag whose state word is not that of a published page: damage.
+2. A slot with a tag whose state word is not that of a published page: damage, or a writer died
+   between its last two stores.
 3. A published page that no lease keeps: the least recently used, by what `_ages` says.
 
 In a full table the oldest slot of the two buckets nearly always is the answer, so it is looked at

@@ -39,8 +39,17 @@ def wait(request: MPI.Request, timeout_s: float) -> bool:
     return True
 
 
-def all_or_none(comm: MPI.Intracomm, step: Callable[[], _Result]) -> _Result:
+def all_or_none(
+    comm: MPI.Intracomm,
+    step: Callable[[], _Result],
+    undo: Callable[[_Result], None] | None = None,
+) -> _Result:
     """Do one step on every rank; if it fails on any, every rank raises what the first one did.
+
+    Args:
+        comm: The ranks.
+        step: What to do.
+        undo: What to do with the result where the step succeeded here and failed elsewhere: local.
 
     Ranks: all of the communicator.
     """
@@ -48,6 +57,8 @@ def all_or_none(comm: MPI.Intracomm, step: Callable[[], _Result]) -> _Result:
     failures: list[LinkError | None] = comm.allgather(failure)
     for rank, first in enumerate(failures):
         if first is not None:
+            if failure is None and undo is not None:
+                undo(result)  # type: ignore[arg-type] # no failure: the step returned
             first.rank = rank
             raise first from failure
     return result  # type: ignore[return-value] # no failure: the step returned

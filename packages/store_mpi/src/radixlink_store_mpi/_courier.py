@@ -154,20 +154,21 @@ class Courier:
                 keep(self._debts)
 
     def _wait(self, errands: list[_Errand]) -> dict[int, memoryview]:
-        """The answers of some errands; those that are late become debts."""
+        """The answers of some errands; those that are late, or left by an exception, become debts."""
         answers: dict[int, memoryview] = {}
         started = time.monotonic()
-        while True:
-            errands = [errand for errand in errands if not self._ends(errand, answers)]
-            waited_s = time.monotonic() - started
-            if not errands or waited_s >= self._timeout_s:
-                break
-            pause(waited_s)
-        if errands:
-            with self._mutex:
-                self._debts += errands
-            self._tally.add(late=len(errands))
-        return answers
+        try:
+            while True:
+                errands = [errand for errand in errands if not self._ends(errand, answers)]
+                waited_s = time.monotonic() - started
+                if not errands or waited_s >= self._timeout_s:
+                    return answers
+                pause(waited_s)
+        finally:
+            if errands:
+                with self._mutex:
+                    self._debts += errands
+                self._tally.add(late=len(errands))
 
     def _ends(self, errand: _Errand, answers: dict[int, memoryview]) -> bool:
         """Whether nothing more is to come of an errand; takes its answer."""

@@ -127,7 +127,9 @@ class MpiStoreFactory:
             _agree_on(ranks.comm, layout)
             if ranks.others and self._exchange is None:
                 self._exchange = NodeExchange.create(ranks, self._nodes)
-            store = all_or_none(ranks.comm, lambda: self._store(ranks, layout))
+            store = all_or_none(
+                ranks.comm, lambda: self._store(ranks, layout), lambda store: store.close()
+            )
         self._stores.append(store)
         return store
 

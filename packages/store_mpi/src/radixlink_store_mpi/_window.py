@@ -1,8 +1,8 @@
 """A window of shared memory with a segment in it, for one layout on one node.
 
 A window lives until MPI ends: `MPI_Win_free` is collective, and a replica that goes, or dies, while
-others stay must not wait for them. The locks are a file that loses its name as soon as all have
-opened it.
+others stay must not wait for them. Only one that could not be made is freed, by all who tried it.
+The locks are a file that loses its name as soon as all have opened it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final, Self
 import attrs
 import numpy as np
 
-from radixlink_contracts.errors import BackendUnavailableError, CapacityError
+from radixlink_contracts.errors import BackendUnavailableError, CapacityError, LinkError
 from radixlink_store import (
     Geometry,
     Segment,
@@ -82,9 +82,28 @@ class Window:
         geometry = only_on(
             node, _LEADER, lambda: _plan(node.size, layout, capacity_bytes, free_bytes)
         )
-        leads = node.rank == _LEADER
-        size = geometry.total_bytes if leads else 0
+        size = geometry.total_bytes if node.rank == _LEADER else 0
         window = all_or_none(node, lambda: _allocate(node, size, geometry, free_bytes))
+        try:
+            return cls._filled(node, window, layout, geometry, free_bytes)
+        except LinkError:
+            # All ranks come to this or none: its memory may be all that there is.
+            window.Free()
+            raise
+
+    @classmethod
+    def _filled(
+        cls,
+        node: MPI.Intracomm,
+        window: MPI.Win,
+        layout: PoolLayout,
+        geometry: Geometry,
+        free_bytes: Callable[[], int],
+    ) -> Self:
+        """Put an empty segment into a window, and make its lock file.
+
+        Ranks: all of the node (collective); a failure on any is raised on all.
+        """
         shared, _ = window.Shared_query(_LEADER)
         # A buffer all right, but typed as one from Python 3.12 on.
         memory = memoryview(shared)[: geometry.total_bytes]  # type: ignore[arg-type]
@@ -92,7 +111,7 @@ class Window:
         locks = _open_lock_file(node)
 
         def fill() -> None:
-            if leads:
+            if node.rank == _LEADER:
                 _fill(memory, superblock, locks, free_bytes)
 
         try:
@@ -184,7 +203,7 @@ def _open_lock_file(node: MPI.Intracomm) -> int:
 
     path = only_on(node, _LEADER, make)
     try:
-        return all_or_none(node, open_)
+        return all_or_none(node, open_, os.close)
     finally:
         if node.rank == _LEADER:
             Path(path).unlink(missing_ok=True)
@@ -204,8 +223,10 @@ def _fill(
         populate(np.frombuffer(memory, np.uint8))
     with map_exceptions({OSError: _no_descriptor}):
         own = SlotLocks(os.dup(locks))
-    Segment.format(memory, superblock, own)
-    own.close()
+    try:
+        Segment.format(memory, superblock, own)
+    finally:
+        own.close()
 
 
 def _no_room(needed: int, available: int) -> CapacityError:
