@@ -6,7 +6,13 @@ import threading
 
 import hypothesis.strategies as st
 from hypothesis import given, settings
-from tests.integration.connector.fake_vllm import NUM_WORKERS, FakeEngine, Status, answer_of
+from tests.integration.connector.fake_vllm import (
+    NUM_WORKERS,
+    FakeEngine,
+    FakeRequest,
+    Status,
+    answer_of,
+)
 from tests.integration.connector.world import OTHER, PROMPT, Faults, World, settle, until
 
 from radixlink_contracts import LoadMode
@@ -119,7 +125,7 @@ _OPS = st.one_of(
 )
 
 
-@settings(max_examples=settings.default.max_examples // 4)
+@settings(max_examples=settings().max_examples // 4)
 @given(mode=st.sampled_from(LoadMode), ops=st.lists(_OPS, max_size=30))
 def test_whatever_ends_when_all_that_is_stored_and_answered_is_right(
     mode: LoadMode, ops: list[tuple[str, int]]
@@ -135,7 +141,7 @@ def test_whatever_ends_when_all_that_is_stored_and_answered_is_right(
 
 
 def _run(world: World, engine: FakeEngine, ops: list[tuple[str, int]]) -> None:
-    requests = []
+    requests: list[tuple[FakeRequest, list[int]]] = []
     for number, (op, which) in enumerate(ops):
         alive = [one for one, _ in requests if one.status is not Status.FINISHED]
         match op:
@@ -151,6 +157,8 @@ def _run(world: World, engine: FakeEngine, ops: list[tuple[str, int]]) -> None:
             case "step":
                 for _ in range(which):
                     engine.step()
+            case _:
+                assert not alive, "only an abort has nothing to do, where nobody is alive"
     settle(engine)
     assert len(engine.free_blocks) == 40
     for request, prompt in requests:
