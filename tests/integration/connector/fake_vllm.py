@@ -1,7 +1,9 @@
 """An engine that calls a connector as vLLM does, on arithmetic in the place of a model.
 
 One process plays the scheduler and two workers. The KV of a token in a layer follows from that of
-the token before, so that what comes of a wrong block is a wrong answer.
+the token before, and from adapter and images, so that what comes of a wrong block is a wrong answer.
+As in vLLM a request's tokens count as computed when their load or forward is started, its connector
+is asked whatever state it ends in, and who is named received or sent has to be known.
 """
 
 from __future__ import annotations
@@ -14,15 +16,16 @@ import torch
 from tests.integration.connector.skeleton import SchedulerSide, WorkerSide
 
 from radixlink_contracts import CacheIdentity, PoolLayout, PoolName, Shard
-from radixlink_linker import StoreLinker, StoreLinkerSettings, ThreadExecutor
-from radixlink_pools import CpuCopier, DevicePoolEntry, byte_rows
+from radixlink_linker import ThreadExecutor
+from radixlink_pools import CpuCopier
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
-    from tests.integration.connector.skeleton import Metadata
+    from tests.integration.connector.skeleton import Event, Metadata
 
     from radixlink_contracts import LoadMode, PageStore, StoreFactory
+    from radixlink_linker import StoreLinkerSettings
 
 NUM_WORKERS: Final = 2
 NUM_LAYERS: Final = 3
@@ -45,22 +48,44 @@ def layout(worker: int) -> PoolLayout:
     )
 
 
-def _next_state(before: int, token: int, layer: int, worker: int) -> int:
-    return (before * 31 + (token + 1) * (layer + 7) + worker) % _PRIME
+def _next_state(before: int, token: int, layer: int, worker: int, bias: int) -> int:
+    return (before * 31 + (token + 1) * (layer + 7) + worker + bias) % _PRIME
 
 
-def answer_of(prompt: Sequence[int], num_tokens: int) -> list[int]:
+def kv_of(tokens: Sequence[int], layer: int, worker: int, bias: int = 0) -> list[int]:
+    """What any worker has to have of these tokens in a layer, computed without blocks."""
+    states = [0]
+    for token in tokens:
+        states.append(_next_state(states[-1], token, layer, worker, bias))
+    return states[1:]
+
+
+def answer_of(prompt: Sequence[int], num_tokens: int, bias: int = 0) -> list[int]:
     """What any engine has to answer, computed without blocks."""
     tokens = list(prompt)
     for _ in range(num_tokens):
-        states = [0] * (NUM_LAYERS * NUM_WORKERS)
-        for token in tokens:
-            states = [
-                _next_state(state, token, index % NUM_LAYERS, index // NUM_LAYERS)
-                for index, state in enumerate(states)
-            ]
-        tokens.append(sum(states) % 251)
+        last = [
+            kv_of(tokens, layer, worker, bias)[-1]
+            for worker in range(NUM_WORKERS)
+            for layer in range(NUM_LAYERS)
+        ]
+        tokens.append(sum(last) % 251)
     return tokens[len(prompt) :]
+
+
+@attrs.frozen(kw_only=True)
+class FakeAdapter:
+    """What a LoRA does: it adds to the KV of each token."""
+
+    lora_name: str
+    bias: int
+
+
+@attrs.frozen(kw_only=True)
+class FakeImage:
+    """An image, whose tokens are placeholders: it adds to the KV of each token."""
+
+    bias: int
 
 
 class Status(enum.Enum):
@@ -80,12 +105,14 @@ class FakeRequest:
     all_token_ids: list[int]
     num_prompt_tokens: int
     max_tokens: int
+    lora_request: FakeAdapter | None = None
+    cache_salt: str | None = None
+    mm_features: list[FakeImage] = attrs.field(factory=list)
+    prompt_embeds: torch.Tensor | None = None
+    skip_reading_prefix_cache: bool = False
     num_computed_tokens: int = 0
     status: Status = Status.WAITING
     block_ids: list[int] = attrs.field(factory=list)
-    num_external_tokens: int = 0
-    #: Tokens in front of the first block that an asynchronous load did not bring.
-    num_good: int = 1 << 30
     #: Tokens that forwards ran for it, those whose results were dropped included.
     num_run: int = 0
 
@@ -94,6 +121,12 @@ class FakeRequest:
         """What was generated."""
         return self.all_token_ids[self.num_prompt_tokens :]
 
+    @property
+    def bias(self) -> int:
+        """What adapter and images add."""
+        adapter = 0 if self.lora_request is None else self.lora_request.bias
+        return adapter + sum(image.bias for image in self.mm_features)
+
 
 @attrs.frozen
 class _Blocks:
@@ -101,6 +134,21 @@ class _Blocks:
 
     def get_block_ids(self) -> tuple[list[int], ...]:
         return (self.block_ids,)
+
+
+@attrs.frozen(kw_only=True)
+class Scheduled:
+    """A request in a forward: its tokens from `start` on are run."""
+
+    request: FakeRequest
+    start: int
+
+
+@attrs.frozen(kw_only=True)
+class ConnectorOutput:
+    """What all workers said of a step, taken together."""
+
+    finished_recving: set[str]
 
 
 @attrs.frozen(kw_only=True)
@@ -122,33 +170,32 @@ class Worker:
         num_blocks: int,
         store: PageStore,
         mode: LoadMode,
-        settings: StoreLinkerSettings,
+        settings: StoreLinkerSettings | None,
+        new_event: Callable[[], Event] | None,
     ) -> None:
         self._index: Final = index
-        self._kv: Final = [
+        self.kv: Final = [
             torch.full((num_blocks, PAGE_SIZE), -1, dtype=torch.int64) for _ in range(NUM_LAYERS)
         ]
-        pool = DevicePoolEntry(PoolName.KV, [byte_rows(layer) for layer in self._kv], PAGE_SIZE)
-        self.linker: Final = StoreLinker(
-            pools={PoolName.KV: pool},
-            stores={PoolName.KV: store},
-            copier=CpuCopier(),
-            settings=settings,
+        self.connector: Final = WorkerSide(
+            store=store, copier=CpuCopier(), mode=mode, new_event=new_event, settings=settings
         )
-        self._connector: Final = WorkerSide(self.linker, _LAYERS, PAGE_SIZE, mode)
+        # In another order than the model's, as an engine may name them.
+        self.connector.register_kv_caches(dict(reversed([*zip(_LAYERS, self.kv, strict=True)])))
 
-    def execute(self, requests: Sequence[FakeRequest], metadata: Metadata) -> WorkerOutput:
+    def execute(self, scheduled: Sequence[Scheduled], metadata: Metadata) -> WorkerOutput:
         """One step: a forward over all that is scheduled, in vLLM's order of calls."""
-        connector = self._connector
+        connector = self.connector
+        connector.handle_preemptions(metadata)
         connector.bind_connector_metadata(metadata)
         connector.start_load_kv(None)
-        partial = {request.request_id: 0 for request in requests}
+        partial = {one.request.request_id: 0 for one in scheduled}
         for layer, name in enumerate(_LAYERS):
-            if requests:
+            if scheduled:
                 connector.wait_for_layer_load(name)
-            for request in requests:
-                partial[request.request_id] += self._run(request, layer)
-            connector.save_kv_layer(name, self._kv[layer], None)
+            for one in scheduled:
+                partial[one.request.request_id] += self._run(one, layer)
+            connector.save_kv_layer(name, self.kv[layer], None)
         connector.wait_for_save()
         sent, received = connector.get_finished(set())
         broken = connector.get_block_ids_with_load_errors()
@@ -157,12 +204,13 @@ class Worker:
             partial=partial, sent=sent or set(), received=received or set(), broken=broken
         )
 
-    def _run(self, request: FakeRequest, layer: int) -> int:
-        kv, blocks = self._kv[layer], request.block_ids
-        at = request.num_computed_tokens
+    def _run(self, one: Scheduled, layer: int) -> int:
+        request, kv, blocks = one.request, self.kv[layer], one.request.block_ids
+        at = one.start
         state = int(kv[blocks[(at - 1) // PAGE_SIZE], (at - 1) % PAGE_SIZE]) if at else 0
         for position in range(at, len(request.all_token_ids)):
-            state = _next_state(state, request.all_token_ids[position], layer, self._index)
+            token = request.all_token_ids[position]
+            state = _next_state(state, token, layer, self._index, request.bias)
             kv[blocks[position // PAGE_SIZE], position % PAGE_SIZE] = state
         return state
 
@@ -176,81 +224,114 @@ class FakeEngine:
         mode: LoadMode,
         *,
         num_blocks: int = 32,
+        lookup_timeout_s: float = 5.0,
         settings: StoreLinkerSettings | None = None,
+        new_event: Callable[[], Event] | None = None,
     ) -> None:
         """Open the store of each worker, once for itself and once for the scheduler's lookups."""
-        opened = [factory.open(layout(worker)) for worker, factory in enumerate(stores)]
-        shards = [factory.open(layout(worker)) for worker, factory in enumerate(stores)]
-        self._stores: Final = [*opened, *shards]
-        self._executor: Final = ThreadExecutor()
         self._connector: Final = SchedulerSide(
-            shards=shards, page_size=PAGE_SIZE, executor=self._executor, mode=mode
+            shards=[factory.open(layout(worker)) for worker, factory in enumerate(stores)],
+            executor=ThreadExecutor(),
+            mode=mode,
+            lookup_timeout_s=lookup_timeout_s,
         )
-        self._workers: Final = [
-            Worker(index, num_blocks, store, mode, settings or StoreLinkerSettings())
-            for index, store in enumerate(opened)
+        self.workers: Final = [
+            Worker(index, num_blocks, factory.open(layout(index)), mode, settings, new_event)
+            for index, factory in enumerate(stores)
         ]
         self.free_blocks: Final = list(range(num_blocks))
-        self._requests: Final[list[FakeRequest]] = []
-        #: Blocks of finished requests that are being stored.
-        self._kept: Final[dict[str, list[int]]] = {}
+        #: Those that are asked, and those whose blocks are kept.
+        self._requests: Final[dict[str, FakeRequest]] = {}
+        self._aborts_in_flight: Final[list[FakeRequest]] = []
         self._sent_by: Final[dict[str, int]] = {}
         self._received_by: Final[dict[str, int]] = {}
 
-    def add(self, request_id: str, prompt: Sequence[int], max_tokens: int) -> FakeRequest:
+    def add(
+        self,
+        request_id: str,
+        prompt: Sequence[int],
+        max_tokens: int,
+        *,
+        lora_request: FakeAdapter | None = None,
+        cache_salt: str | None = None,
+        mm_features: Sequence[FakeImage] = (),
+        prompt_embeds: torch.Tensor | None = None,
+        skip_reading_prefix_cache: bool = False,
+    ) -> FakeRequest:
         """Take a request in."""
         request = FakeRequest(
             request_id=request_id,
             all_token_ids=list(prompt),
             num_prompt_tokens=len(prompt),
             max_tokens=max_tokens,
+            lora_request=lora_request,
+            cache_salt=cache_salt,
+            mm_features=list(mm_features),
+            prompt_embeds=prompt_embeds,
+            skip_reading_prefix_cache=skip_reading_prefix_cache,
         )
-        self._requests.append(request)
+        self._requests[request_id] = request
         return request
+
+    def abort(self, request: FakeRequest) -> None:
+        """End a request between two steps; one that has ended is left alone."""
+        if request.status is Status.FINISHED:
+            return
+        # What is being loaded into may not be used again before the load has ended.
+        self._finish(request, keep=request.status is Status.WAITING_FOR_REMOTE_KV)
+
+    def abort_in_flight(self, request: FakeRequest) -> None:
+        """End a request in the next step, when its forward has run and its results are not seen."""
+        self._aborts_in_flight.append(request)
 
     @property
     def is_idle(self) -> bool:
-        """Nothing is asked and nothing is being stored."""
-        return not self._kept and all(one.status is Status.FINISHED for one in self._requests)
+        """Nothing is asked and nothing is being moved."""
+        moving = self._connector._offloads or any(
+            worker.connector._loads or worker.connector._offloads for worker in self.workers
+        )
+        return not (self._requests or moving)
 
     @property
     def hangs(self) -> bool:
         """Some worker's store does not return from a call."""
-        return any(worker.linker._hanging() is not None for worker in self._workers)
+        return any(worker.connector.linker._hanging() is not None for worker in self.workers)
 
     def step(self) -> None:
         """Schedule, run, and look at the results."""
-        for request in self._requests:
+        for request in list(self._requests.values()):
             if request.status is Status.WAITING:
                 self._schedule(request)
-        running = [one for one in self._requests if one.status is Status.RUNNING]
+        scheduled = [
+            Scheduled(request=request, start=request.num_computed_tokens)
+            for request in self._requests.values()
+            if request.status is Status.RUNNING
+        ]
+        for one in scheduled:
+            one.request.num_computed_tokens = len(one.request.all_token_ids)
         metadata = self._connector.build_connector_meta(None)
-        outputs = [worker.execute(running, metadata) for worker in self._workers]
+        outputs = [worker.execute(scheduled, metadata) for worker in self.workers]
+        while self._aborts_in_flight:
+            self.abort(self._aborts_in_flight.pop())
         # One worker without a block is enough; to be done takes all of them.
         broken = set[int]().union(*(output.broken for output in outputs))
-        sent = _of_all(self._sent_by, [output.sent for output in outputs])
-        received = _of_all(self._received_by, [output.received for output in outputs])
-        for request in self._requests:
-            good = next((at for at, block in enumerate(request.block_ids) if block in broken), None)
-            if good is not None and request.status is not Status.RUNNING:
+        for request in self._requests.values():
+            if request.status is Status.WAITING_FOR_REMOTE_KV:
                 # It counts when the last worker has told of the load, which may be later.
-                request.num_good = min(request.num_good, good * PAGE_SIZE)
-            if request.request_id in received:
-                request.num_computed_tokens = min(request.num_external_tokens, request.num_good)
-                self._connector.update_state_after_alloc(request, _Blocks(request.block_ids), 0)
-                request.status = Status.RUNNING
-            elif request in running:
-                self._process(request, good, outputs)
-        for request_id in sent:
-            self.free_blocks.extend(self._kept.pop(request_id))
+                self._cut(request, broken)
+        for one in scheduled:
+            if one.request.status is Status.RUNNING:
+                self._process(one, broken, outputs)
+        self._take_told(
+            _of_all(self._sent_by, [output.sent for output in outputs]),
+            _of_all(self._received_by, [output.received for output in outputs]),
+        )
 
     def close(self) -> None:
         """Release everything."""
-        for worker in self._workers:
-            worker.linker.close()
-        self._executor.close()
-        for store in self._stores:
-            store.close()
+        for worker in self.workers:
+            worker.connector.shutdown()
+        self._connector.shutdown()
 
     def _schedule(self, request: FakeRequest) -> None:
         found, load_async = self._connector.get_num_new_matched_tokens(request, 0)
@@ -259,31 +340,52 @@ class FakeEngine:
             return
         request.block_ids = [self.free_blocks.pop(0) for _ in range(num_blocks)]
         self._connector.update_state_after_alloc(request, _Blocks(request.block_ids), found)
-        request.num_external_tokens = found
-        if load_async:
-            request.status = Status.WAITING_FOR_REMOTE_KV
-        else:
-            request.num_computed_tokens = found
-            request.status = Status.RUNNING
+        request.num_computed_tokens = found
+        request.status = Status.WAITING_FOR_REMOTE_KV if load_async else Status.RUNNING
 
-    def _process(
-        self, request: FakeRequest, good: int | None, outputs: Sequence[WorkerOutput]
-    ) -> None:
-        request.num_run += len(request.all_token_ids) - request.num_computed_tokens
-        if good is not None:
+    def _process(self, one: Scheduled, broken: set[int], outputs: Sequence[WorkerOutput]) -> None:
+        request = one.request
+        request.num_run += len(request.all_token_ids) - one.start
+        if self._cut(request, broken):
             # Its results count for nothing: it is run again from the first block that is broken.
-            request.num_computed_tokens = good * PAGE_SIZE
             return
-        request.num_computed_tokens = len(request.all_token_ids)
         token = sum(output.partial[request.request_id] for output in outputs) % 251
         request.all_token_ids.append(token)
         if len(request.answer) == request.max_tokens:
-            request.status = Status.FINISHED
-            keep, _ = self._connector.request_finished(request, request.block_ids)
-            if keep:
-                self._kept[request.request_id] = request.block_ids
+            self._finish(request, keep=False)
+
+    def _cut(self, request: FakeRequest, broken: set[int]) -> bool:
+        """Only what is before the first broken block is computed. True where there is one."""
+        for at, block in enumerate(request.block_ids):
+            if block in broken:
+                request.num_computed_tokens = min(request.num_computed_tokens, at * PAGE_SIZE)
+                return True
+        return False
+
+    def _take_told(self, sent: list[str], received: list[str]) -> None:
+        """Every worker has told of these; whoever is named has to be there."""
+        self._connector.update_connector_output(ConnectorOutput(finished_recving=set(received)))
+        for request_id in received:
+            request = self._requests[request_id]
+            if request.status is Status.WAITING_FOR_REMOTE_KV:
+                self._connector.update_state_after_alloc(request, _Blocks(request.block_ids), 0)
+                request.status = Status.RUNNING
             else:
-                self.free_blocks.extend(request.block_ids)
+                assert request.status is Status.FINISHED
+                self._free(request)
+        for request_id in sent:
+            assert self._requests[request_id].status is Status.FINISHED
+            self._free(self._requests[request_id])
+
+    def _finish(self, request: FakeRequest, *, keep: bool) -> None:
+        request.status = Status.FINISHED
+        keep_for_connector, _ = self._connector.request_finished(request, request.block_ids)
+        if not (keep or keep_for_connector):
+            self._free(request)
+
+    def _free(self, request: FakeRequest) -> None:
+        self.free_blocks.extend(request.block_ids)
+        del self._requests[request.request_id]
 
 
 def _of_all(counts: dict[str, int], told: Sequence[set[str]]) -> list[str]:
