@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from radixlink_contracts.errors import InvalidTransitionError
+from radixlink_contracts.errors import ContractError, InvalidTransitionError
 from radixlink_linker import MonotonicClock, ThreadExecutor
 
 
@@ -54,6 +54,11 @@ def test_a_task_that_raises_is_told_of_and_ends_no_thread(monkeypatch: pytest.Mo
     executor.close()
     assert told == [asyncio.CancelledError]
     assert threads[0] is threads[1]
+
+
+def test_an_executor_without_threads_is_refused() -> None:
+    with pytest.raises(ContractError, match="num_threads of at least 1, got 0"):
+        ThreadExecutor(num_threads=0)
 
 
 def test_where_no_thread_can_be_started_the_next_task_tries_again(

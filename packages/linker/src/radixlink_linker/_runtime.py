@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Final
 from typing_extensions import override
 
 from radixlink_contracts import Clock, Executor
-from radixlink_contracts.errors import InvalidTransitionError
+from radixlink_contracts.errors import ContractError, InvalidTransitionError
+from radixlink_linker._settings import HANGING_LOOKUPS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -38,15 +39,29 @@ class ThreadExecutor(Executor):
     """Threads of this process, which end with it: a task that hangs keeps no process alive."""
 
     def __init__(
-        self, *, num_threads: int = 1, name: str = "radixlink-lookup", close_timeout_s: float = 5.0
+        self,
+        *,
+        num_threads: int = HANGING_LOOKUPS,
+        name: str = "radixlink-lookup",
+        close_timeout_s: float = 5.0,
     ) -> None:
         """Start with no thread; they all start with the first task.
 
         Args:
-            num_threads: How many tasks run at once.
+            num_threads: How many tasks run at once: at least `LinkerSettings.max_hanging_lookups`,
+                as the defaults are. A lookup that never returns keeps its thread, and whether the
+                store is back another one finds out; with fewer threads that waits behind those that
+                hang, and all lookups stay misses. Lookups come one at a time mostly, so the others
+                only wait.
             name: Of the threads.
             close_timeout_s: Seconds that `close` waits for the tasks that run.
+
+        Raises:
+            ContractError: There is to be no thread.
         """
+        if num_threads < 1:
+            msg = f"ThreadExecutor: expected num_threads of at least 1, got {num_threads}"
+            raise ContractError(msg)
         self._close_timeout_s = close_timeout_s
         #: Guards the tasks, and tells the threads of them.
         self._changed = threading.Condition()
