@@ -220,7 +220,8 @@ def test_an_action_of_a_component_that_is_not_here_is_refused(action: CacheActio
 def test_what_is_evicted_is_freed() -> None:
     world = World(FULL, SWA, MAMBA)
     world.tree.actions = (FreeDeviceKV(indices=world.take(1)),)
-    assert world.slots.evict(EvictParams(num_tokens=3)).num_tokens_evicted == 2
+    evicted = world.slots.evict(EvictParams(num_tokens=3))
+    assert (evicted.num_tokens_evicted, evicted.cache_actions) == (2, ())
     assert world.in_use == (0, 0, 0)
     world.tree.actions = ()
     world.slots.make_room(6)

@@ -125,6 +125,9 @@ class PrefixCache(Protocol):
     def insert(self, params: InsertParams) -> InsertResult:
         """Insert computed pages, give duplicates back, and start the offloads that are due.
 
+        Returns:
+            What the tree made of it, with nothing left for the caller to do: `cache_actions` is empty.
+
         When: after a batch's results are processed, for finished and chunked requests. Duplicates are free once the
             batches launched so far are processed: the request's next one may run on them already.
 
@@ -135,6 +138,9 @@ class PrefixCache(Protocol):
 
     def evict(self, params: EvictParams) -> EvictResult:
         """Evict, and give the slots back.
+
+        Returns:
+            How much went, with nothing left for the caller to do: `cache_actions` is empty.
 
         When: before an allocation that would not fit.
         """
