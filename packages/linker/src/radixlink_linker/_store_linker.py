@@ -224,9 +224,7 @@ class StoreLinker(UnifiedCacheLinker, TouchingLinker, BatchingLinker):
     @override
     def num_completed_loads(self) -> int:
         """How many load completions wait; behind a call that hangs nothing waits any longer."""
-        hangs = self._hanging()
-        if hangs is not None:
-            self._count_refused(self._board.fail_waiting(hangs), hangs)
+        self._fail_waiting()
         return self._board.num_completed_loads()
 
     @override
@@ -236,7 +234,8 @@ class StoreLinker(UnifiedCacheLinker, TouchingLinker, BatchingLinker):
 
     @override
     def num_completed_offloads(self) -> int:
-        """How many offload completions wait."""
+        """How many offload completions wait, touches among them; likewise."""
+        self._fail_waiting()
         return self._board.num_completed_offloads()
 
     @override
@@ -305,6 +304,12 @@ class StoreLinker(UnifiedCacheLinker, TouchingLinker, BatchingLinker):
             if breaker.hangs_on(ident):
                 return breaker.hanging()
         return None
+
+    def _fail_waiting(self) -> None:
+        """What waits behind a call that hangs has failed, whoever asks for completions, and is counted."""
+        hangs = self._hanging()
+        if hangs is not None:
+            self._count_refused(self._board.fail_waiting(hangs), hangs)
 
     def _check_stores(self) -> None:
         """Return where an operation is to be begun; where the thread hangs, on another.
