@@ -245,6 +245,20 @@ def test_a_fork_is_a_copy_in_a_slot_of_its_own() -> None:
     assert world.in_use == (0, 2)
 
 
+def test_a_fork_whose_copy_raises_keeps_no_slot(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(FULL, MAMBA)
+    checkpoint = world.take_state()
+
+    def fail(source: int, target: int) -> None:
+        message = f"no copy of {source} to {target}"
+        raise RuntimeError(message)
+
+    monkeypatch.setattr(world.slots, "_copy_state", fail)
+    with pytest.raises(RuntimeError, match="no copy"):
+        world.slots.fork_state(checkpoint)
+    assert world.in_use == (0, 1)
+
+
 def test_a_fork_evicts_a_state_where_no_slot_is_free() -> None:
     world = World(FULL, MAMBA)
     checkpoint, other, _ = (world.take_state() for _ in range(3))

@@ -145,7 +145,11 @@ class DeviceSlots:
             self.make_room_states(1)
         slot = states.alloc()
         if slot is not None:
-            copy_state(source, slot)
+            try:
+                copy_state(source, slot)
+            except BaseException:
+                states.free(slot)
+                raise
         return slot
 
     # -- actions -----------------------------------------------------------------------------------
