@@ -166,7 +166,7 @@ class PageHandles:
 
     def __attrs_post_init__(self) -> None:
         """Refuse columns of different length."""
-        lengths = {len(self.found), len(self.slots), len(self.generations), len(self.writers)}
+        lengths = {self.found.count, len(self.slots), len(self.generations), len(self.writers)}
         if lengths != {len(self.keys)}:
             msg = f"PageHandles: expected {len(self.keys)} rows in each column, got {lengths}"
             raise ContractError(msg)
