@@ -157,3 +157,12 @@ def test_a_task_that_hangs_keeps_no_process_alive() -> None:
         "begun.wait()\n"
     )
     assert subprocess.run([sys.executable, "-c", program], timeout=30, check=False).returncode == 0
+
+
+def test_the_end_of_a_with_closes_it() -> None:
+    with ThreadExecutor() as executor:
+        ran = threading.Event()
+        executor.submit(ran.set)
+        assert ran.wait(10)
+    with pytest.raises(InvalidTransitionError):
+        executor.submit(ran.set)

@@ -272,7 +272,8 @@ class PageStore(Protocol):
     def close(self) -> None:
         """Release everything of this process; the pages stay. Idempotent.
 
-        Every later call raises `StaleHandleError`. One that is on its way ends first, or raises it.
+        Every later call raises `StaleHandleError`. One that is on its way ends first, or raises it. For a `with` there
+        is `contextlib.closing`, so that no backend has to bring one.
         """
         ...
 
@@ -340,5 +341,8 @@ class StoreFactory(Protocol):
         ...
 
     def close(self) -> None:
-        """Close every store it opened, and open none any more; both then raise `StaleHandleError`. Idempotent."""
+        """Close every store it opened, and open none any more; both then raise `StaleHandleError`. Idempotent.
+
+        For a `with` there is `contextlib.closing`.
+        """
         ...

@@ -6,7 +6,7 @@ import sys
 import threading
 import time
 from collections import deque
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Self
 
 from typing_extensions import override
 
@@ -16,6 +16,7 @@ from radixlink_linker._settings import HANGING_LOOKUPS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from types import TracebackType
 
 #: Longer than another thread takes to wake up; less, and this one would have the lock again first.
 _GIVE_WAY_S: Final = 50e-6
@@ -101,6 +102,19 @@ class ThreadExecutor(Executor):
         deadline = time.monotonic() + self._close_timeout_s
         for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))
+
+    def __enter__(self) -> Self:
+        """Closed at the end of the `with`."""
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc_value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """`close`."""
+        self.close()
 
     def _work(self) -> None:
         """Run tasks until the executor is closed. One that raises, which it may not, ends no thread."""

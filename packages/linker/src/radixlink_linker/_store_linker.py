@@ -14,7 +14,7 @@ waited for without a deadline, because to say "quiesced" any sooner would be a l
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from typing_extensions import override
 
@@ -39,6 +39,7 @@ from radixlink_linker._watched_store import WatchedStore, watched
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
+    from types import TracebackType
 
     from radixlink_contracts import (
         BatchIndex,
@@ -264,6 +265,19 @@ class StoreLinker(UnifiedCacheLinker, TouchingLinker, BatchingLinker):
         self._board.close()
         self.reset()
         self._thread.join(self._settings.close_timeout_s)
+
+    def __enter__(self) -> Self:
+        """Closed at the end of the `with`."""
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc_value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """`close`."""
+        self.close()
 
     # -- stores that hang --------------------------------------------------------------------------
 
