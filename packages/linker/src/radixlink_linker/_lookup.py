@@ -130,7 +130,7 @@ class Lookup:
         try:
             answer, found = result.restorable_prefix_pages, result.found
             # Made anew, so that it is found here where some of it is no page bits.
-            lengths = {len(PageBits(bits.mask, bits.count)) for bits in (answer, *found.values())}
+            lengths = {PageBits(bits.mask, bits.count).count for bits in (answer, *found.values())}
         except Exception as error:  # noqa: BLE001 -- a backend that says anything else is a miss too
             self.fail(f"expected a PoolTransferResult, got {result!r}: {error!r}")
             return
