@@ -439,7 +439,7 @@ class LosingStore:
             return good
         keys = enumerate(handles.keys)
         return PageBits.of(
-            (at for at, key in keys if at in good and self.torn not in {None, key}), len(good)
+            (at for at, key in keys if at in good and self.torn not in {None, key}), good.count
         )
 
     def put(self, keys: PageKeys, parts: Sequence[Buffer]) -> PageBits:

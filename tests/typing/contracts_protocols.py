@@ -81,7 +81,7 @@ class MemoryStore:
 
     def open(self, keys: PageKeys, ttl_s: float) -> PageHandles:
         del ttl_s
-        return PageHandles.missing(keys, self.contains(keys))
+        return PageHandles.without_places(keys, self.contains(keys))
 
     def read(self, handles: PageHandles, layer_range: int, out: Buffer) -> PageBits:
         view, size = memoryview(out), self.layout.range_bytes[layer_range]
@@ -114,7 +114,7 @@ class SilentStore:
 
     def open(self, keys: PageKeys, ttl_s: float) -> PageHandles:
         del ttl_s
-        return PageHandles.missing(keys, self.contains(keys))
+        return PageHandles.without_places(keys, self.contains(keys))
 
     def read(self, handles: PageHandles, layer_range: int) -> PageBits:
         del layer_range
@@ -133,7 +133,7 @@ class BoolReader:
 
     def open(self, keys: PageKeys, ttl_s: float) -> PageHandles:
         del ttl_s
-        return PageHandles.missing(keys, self.contains(keys))
+        return PageHandles.without_places(keys, self.contains(keys))
 
     def read(self, handles: PageHandles, layer_range: int, out: Buffer) -> bool:
         del layer_range, out

@@ -90,7 +90,7 @@ def keys_are_not_bytes(store: PageStore, digests: bytes, names: list[str]) -> No
     store.contains(digests)  # type: ignore[arg-type]
     store.open(names, 1.0)  # type: ignore[arg-type]
     PoolTransfer(name=PoolName.KV, keys=digests)  # type: ignore[arg-type]
-    PageHandles.missing(digests, PageBits.none(0))  # type: ignore[arg-type]
+    PageHandles.without_places(digests, PageBits.none(0))  # type: ignore[arg-type]
     RadixKey([1, 2, 3])  # type: ignore[arg-type]
 
 

@@ -7,12 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from radixlink_contracts import AdoptedRanges, ComponentType, InsertResult, NodeId
+from radixlink_contracts import AdoptedRanges, ComponentType, EvictResult, InsertResult, NodeId
+from radixlink_contracts.actions import FreeMambaSlots
 
 if TYPE_CHECKING:
     from random import Random
 
 FULL, SWA = ComponentType.FULL, ComponentType.SWA
+
+ACTIONS = (FreeMambaSlots(slots=(1,)),)
 
 ranges = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 30)), max_size=12)
 
@@ -88,3 +91,26 @@ def test_a_result_records_only_where_somebody_asked() -> None:
     asked.record_adopted_range(FULL, 4, 8)
     assert asked.adopted_ranges is not None
     assert asked.adopted_ranges.ranges(FULL) == ((0, 8),)
+
+
+def test_what_was_carried_out_leaves_nothing_else_out() -> None:
+    evicted = EvictResult(
+        num_tokens_evicted=1, swa_num_tokens_evicted=2, mamba_num_evicted=3, cache_actions=ACTIONS
+    )
+    assert evicted.carried_out() == EvictResult(
+        num_tokens_evicted=1, swa_num_tokens_evicted=2, mamba_num_evicted=3
+    )
+    adopted = AdoptedRanges()
+    inserted = InsertResult(
+        prefix_len=1,
+        total_len=2,
+        last_device_node=NodeId(3),
+        cache_actions=ACTIONS,
+        adopted_ranges=adopted,
+        mamba_exist=True,
+        hot_nodes=(NodeId(4),),
+    ).carried_out()
+    assert inserted.cache_actions == ()
+    assert inserted.adopted_ranges is adopted
+    assert (inserted.prefix_len, inserted.total_len, inserted.last_device_node) == (1, 2, 3)
+    assert (inserted.mamba_exist, inserted.hot_nodes) == (True, (4,))

@@ -196,7 +196,7 @@ def test_a_page_is_the_sum_of_its_ranges() -> None:
 
 def test_handles_without_a_place_have_zeros_in_every_column() -> None:
     keys, found = PageKeys(bytes(96)), PageBits.of([0, 2], 3)
-    handles = PageHandles.missing(keys, found)
+    handles = PageHandles.without_places(keys, found)
     assert (handles.keys, handles.found) == (keys, found)
     for column in (handles.slots, handles.generations, handles.writers):
         assert column == array("Q", [0, 0, 0])
@@ -204,7 +204,7 @@ def test_handles_without_a_place_have_zeros_in_every_column() -> None:
 
 @pytest.mark.parametrize("column", ["found", "slots", "generations", "writers"])
 def test_handles_have_a_row_for_each_page(column: str) -> None:
-    handles = PageHandles.missing(PageKeys(bytes(96)), PageBits.all(3))
+    handles = PageHandles.without_places(PageKeys(bytes(96)), PageBits.all(3))
     short = PageBits.all(2) if column == "found" else array("Q", [0, 0])
     values = {name: getattr(handles, name) for name in ("keys", "found", "slots")}
     values |= {name: getattr(handles, name) for name in ("generations", "writers")}

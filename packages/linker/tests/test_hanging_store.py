@@ -99,6 +99,30 @@ def test_what_waits_behind_a_call_that_hangs_has_failed(world: HangingWorld) -> 
     assert world.offloads() == []
 
 
+@pytest.mark.parametrize("asked_first", ["loads", "offloads"])
+def test_who_asks_for_one_kind_of_completions_alone_hears_of_a_call_that_hangs(
+    world: HangingWorld, asked_first: str
+) -> None:
+    world.store.hanging.add("open")
+    world.store.gate.clear()
+    stuck = world.load(0, 1)
+    assert world.store.waiting.wait(10)
+    waiting = world.load(1, 2, at=1)
+    stored, touched = world.offload(8, 9, at=8), world.touch(0, 1)
+    world.clock.advance(HANG_S)
+    if asked_first == "loads":
+        assert world.linker.num_completed_loads() == 1
+    else:
+        assert world.linker.num_completed_offloads() == 2
+    # All of it was counted, once.
+    assert world.linker.counters.refused == 3
+    assert (world.loads(), world.offloads()) == (failed(waiting), failed(stored, touched))
+    assert world.linker.counters.refused == 3
+    # What the ranks decided of the call that hangs is told to who asks for it.
+    stuck.decided = True
+    assert (world.offloads(), world.loads()) == ([], failed(stuck))
+
+
 @pytest.mark.parametrize("call", ["open", "read"])
 def test_once_the_call_has_returned_all_is_as_before(world: HangingWorld, call: str) -> None:
     stuck = world.hang(call)

@@ -214,7 +214,7 @@ class World:
         """Which lengths of the only series the stores can restore."""
         transfers = self.asked(num_pages, window=window)
         found = self.linker.lookup(RequestId("a"), transfers).restorable_prefix_pages
-        assert len(found) == num_pages
+        assert found.count == num_pages
         return [bit + 1 for bit in found]
 
     def asked(self, num_pages: int, *, window: int = 2) -> tuple[PoolTransfer, ...]:

@@ -19,7 +19,7 @@ from radixlink_contracts import (
     RadixKey,
     RequestId,
 )
-from radixlink_linker import LinkerCounters, ThreadExecutor
+from radixlink_linker import LinkerCounters, LinkerSettings, ThreadExecutor
 from radixlink_linker._breaker import Breaker
 from radixlink_linker._component_transfers import ComponentTransfers
 from radixlink_linker._lookup import Lookup
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
         ExternalLinkerLoadPhase,
         InsertResult,
         LinkerTransferPhase,
+        PageKeys,
         PageKeySource,
         RequestKV,
         TreeNodeView,
@@ -108,5 +109,61 @@ def test_a_store_that_raises_no_exception_is_a_miss_and_the_next_is_asked(
         assert found.error is None
         assert found.answer == PageBits((1 << 3) - 1, NUM_PAGES)
     finally:
+        executor.close()
+        world.end()
+
+
+def test_by_default_there_is_a_thread_for_the_last_try_that_is_let_through(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    settings, clock, world = LinkerSettings(), ManualClock(), World()
+    world.put(0, 3)
+    store = world.linker._stores.store_of(world.pool)
+    contains = store.contains
+    gate, hung = threading.Event(), threading.Semaphore(0)
+    num_hanging = settings.max_hanging_lookups - 1
+
+    def hang_at_first(keys: PageKeys) -> PageBits:
+        nonlocal num_hanging
+        if num_hanging:
+            num_hanging -= 1
+            hung.release()
+            gate.wait(30)
+        return contains(keys)
+
+    monkeypatch.setattr(store, "contains", hang_at_first)
+    executor = ThreadExecutor()
+    breaker = Breaker(
+        clock,
+        patience_s=settings.lookup_timeout_s,
+        max_hanging=settings.max_hanging_lookups,
+    )
+    prober = Prober(
+        world.linker, ComponentTransfers([AllPages()]), executor, breaker, LinkerCounters()
+    )
+
+    def ask(name: str) -> Lookup:
+        lookup = lookup_of(name, 0, NUM_PAGES)
+        prober.add(lookup)
+        prober.submit()
+        return lookup
+
+    try:
+        for number in range(settings.max_hanging_lookups - 1):
+            ask(f"hangs {number}")
+            assert hung.acquire(timeout=10)
+            clock.advance(settings.lookup_timeout_s)
+            refused = ask("refused")
+            assert refused.answer == PageBits.none(NUM_PAGES)
+            # Past every back-off: the next one is let through.
+            clock.advance(100 * settings.lookup_timeout_s)
+        found, done = ask("found"), threading.Event()
+        executor.submit(done.set)
+        assert done.wait(10)
+        assert found.answer == PageBits((1 << 3) - 1, NUM_PAGES)
+        # Those that hang are lost: the store is asked as ever.
+        assert breaker.refusal() is None
+    finally:
+        gate.set()
         executor.close()
         world.end()

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from radixlink_contracts.errors import InvalidTransitionError
+from radixlink_contracts.errors import ContractError, InvalidTransitionError
 from radixlink_linker import MonotonicClock, ThreadExecutor
 
 
@@ -54,6 +54,11 @@ def test_a_task_that_raises_is_told_of_and_ends_no_thread(monkeypatch: pytest.Mo
     executor.close()
     assert told == [asyncio.CancelledError]
     assert threads[0] is threads[1]
+
+
+def test_an_executor_without_threads_is_refused() -> None:
+    with pytest.raises(ContractError, match="num_threads of at least 1, got 0"):
+        ThreadExecutor(num_threads=0)
 
 
 def test_where_no_thread_can_be_started_the_next_task_tries_again(
@@ -152,3 +157,12 @@ def test_a_task_that_hangs_keeps_no_process_alive() -> None:
         "begun.wait()\n"
     )
     assert subprocess.run([sys.executable, "-c", program], timeout=30, check=False).returncode == 0
+
+
+def test_the_end_of_a_with_closes_it() -> None:
+    with ThreadExecutor() as executor:
+        ran = threading.Event()
+        executor.submit(ran.set)
+        assert ran.wait(10)
+    with pytest.raises(InvalidTransitionError):
+        executor.submit(ran.set)

@@ -220,7 +220,8 @@ def test_an_action_of_a_component_that_is_not_here_is_refused(action: CacheActio
 def test_what_is_evicted_is_freed() -> None:
     world = World(FULL, SWA, MAMBA)
     world.tree.actions = (FreeDeviceKV(indices=world.take(1)),)
-    assert world.slots.evict(EvictParams(num_tokens=3)).num_tokens_evicted == 2
+    evicted = world.slots.evict(EvictParams(num_tokens=3))
+    assert (evicted.num_tokens_evicted, evicted.cache_actions) == (2, ())
     assert world.in_use == (0, 0, 0)
     world.tree.actions = ()
     world.slots.make_room(6)
@@ -242,6 +243,20 @@ def test_a_fork_is_a_copy_in_a_slot_of_its_own() -> None:
     assert world.copies == [(checkpoint, fork)]
     assert world.tree.asked == []
     assert world.in_use == (0, 2)
+
+
+def test_a_fork_whose_copy_raises_keeps_no_slot(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(FULL, MAMBA)
+    checkpoint = world.take_state()
+
+    def fail(source: int, target: int) -> None:
+        message = f"no copy of {source} to {target}"
+        raise RuntimeError(message)
+
+    monkeypatch.setattr(world.slots, "_copy_state", fail)
+    with pytest.raises(RuntimeError, match="no copy"):
+        world.slots.fork_state(checkpoint)
+    assert world.in_use == (0, 1)
 
 
 def test_a_fork_evicts_a_state_where_no_slot_is_free() -> None:

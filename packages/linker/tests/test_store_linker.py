@@ -981,3 +981,13 @@ def test_whatever_a_store_raises_ends_one_operation_and_not_the_thread(
         assert world.loads() == landed(again)
     finally:
         world.end()
+
+
+def test_the_end_of_a_with_closes_it(world: World) -> None:
+    world.put(0, 2)
+    with world.linker as linker:
+        assert linker is world.linker
+        ticket = world.load(0, 2)
+        world.idle()
+        assert world.loads() == landed(ticket)
+    assert not linker.load(world.ticket(), [world.transfer(0, 2)], LoadMode.STAGED)

@@ -373,7 +373,7 @@ def test_handles_of_a_larger_store_are_refused(make_store: MakeStore) -> None:
 def test_handles_without_a_place_are_a_miss(make_store: MakeStore) -> None:
     store, _ = make_store(1, 1)
     put(store, [0])
-    handles = PageHandles.missing(page_keys([0]), PageBits.all(1))
+    handles = PageHandles.without_places(page_keys([0]), PageBits.all(1))
     assert store.read(handles, 0, bytearray(40)) == PageBits.none(1)
 
 

@@ -16,7 +16,7 @@ PAGES = st.lists(st.booleans(), max_size=40).map(
 
 @given(PAGES)
 def test_keys_and_rows_are_those_of_the_pages_in_order(pages: PageBits) -> None:
-    keys = page_keys(range(len(pages)))
+    keys = page_keys(range(pages.count))
     assert list(keys_of(keys, pages)) == [keys[page] for page in pages]
     rows = rows_of(memoryview(keys.data), 32, pages)
     assert bytes(rows) == b"".join(keys[page] for page in pages)
@@ -32,15 +32,15 @@ def test_rows_that_follow_each_other_are_not_copied() -> None:
 def test_bits_of_some_pages_find_their_places(pages: PageBits, data: st.DataObject) -> None:
     bits = PageBits(data.draw(st.integers(0, (1 << pages.total) - 1)), pages.total)
     spread_bits = spread(pages, bits)
-    assert len(spread_bits) == len(pages)
-    assert [page in spread_bits for page in pages] == [row in bits for row in range(len(bits))]
+    assert spread_bits.count == pages.count
+    assert [page in spread_bits for page in pages] == [row in bits for row in range(bits.count)]
     assert spread_bits & pages == spread_bits
 
 
 @given(PAGES)
 def test_without_is_the_rest(pages: PageBits) -> None:
-    rest = without(page_keys(range(len(pages))), pages)
-    assert rest.mask ^ pages.mask == PageBits.all(len(pages)).mask
+    rest = without(page_keys(range(pages.count)), pages)
+    assert rest.mask ^ pages.mask == PageBits.all(pages.count).mask
 
 
 @given(

@@ -106,7 +106,7 @@ class RaisesOnMiss(Working):
     @override
     def read(self, handles: PageHandles, layer_range: int, out: Buffer) -> PageBits:
         bits = super().read(handles, layer_range, out)
-        if len(bits) and not handles.found.mask:
+        if bits.count and not handles.found.mask:
             raise KeyError(handles.keys[0])
         return bits
 
@@ -162,7 +162,7 @@ class ReadsOnce(Working):
     def read(self, handles: PageHandles, layer_range: int, out: Buffer) -> PageBits:
         bits = super().read(handles, layer_range, out)
         if any(used is handles and again == layer_range for used, again in self._used):
-            return PageBits.none(len(bits))
+            return PageBits.none(bits.count)
         self._used.append((handles, layer_range))
         return bits
 
@@ -173,8 +173,8 @@ class MixesBatchesUp(Working):
     @override
     def read(self, handles: PageHandles, layer_range: int, out: Buffer) -> PageBits:
         bits = super().read(handles, layer_range, out)
-        rows = memoryview(out).cast("B") if len(bits) > 16 else memoryview(b"")
-        batch = 16 * (len(rows) // max(1, len(bits)))
+        rows = memoryview(out).cast("B") if bits.count > 16 else memoryview(b"")
+        batch = 16 * (len(rows) // max(1, bits.count))
         for start in range(batch, len(rows), max(1, batch)):
             length = len(rows[start : start + batch])
             rows[start : start + length] = bytes(rows[:length])
@@ -217,7 +217,7 @@ class ReadsInOneThread(Working):
     @override
     def read(self, handles: PageHandles, layer_range: int, out: Buffer) -> PageBits:
         bits = super().read(handles, layer_range, out)
-        return bits if hasattr(self._mine, "opened") else PageBits.none(len(bits))
+        return bits if hasattr(self._mine, "opened") else PageBits.none(bits.count)
 
 
 class NeedsFlatBuffers(Working):
@@ -422,7 +422,7 @@ class ReadsTheSlot(Working):
                 newest = next(reversed(pool.pages.values()))
                 row = newest.ranges[layer_range]
                 memoryview(out).cast("B")[page * size : (page + 1) * size] = row
-        return PageBits.of([*bits, *gone], len(bits))
+        return PageBits.of([*bits, *gone], bits.count)
 
 
 class RaisesWhenFull(Working):

@@ -198,7 +198,7 @@ class MemoryStore:
         return PageBits.of((i for i, key in enumerate(keys) if key in self.pages), len(keys))
 
     def open(self, keys: PageKeys, ttl_s: float) -> PageHandles:
-        return PageHandles.missing(keys, self.contains(keys))
+        return PageHandles.without_places(keys, self.contains(keys))
 
     def read(self, handles: PageHandles, layer_range: int, out: Buffer) -> PageBits:
         assert self.stores.readable.wait(20)

@@ -204,3 +204,17 @@ def other_branch(rig: Rig, namespace: Namespace) -> PageKeys:
     """The keys of the pages 1, 2, 7, hashed apart from the tree."""
     tokens = rig.key(1, 2, 7).token_ids.tobytes()
     return PageKeys(hash_pages(namespace_seed(namespace), tokens, rig.page_size))
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "page_size"),
+    [(20 * 8, 16), (20, 16), (7, 1), (16 * 8, 0), (16 * 8, -16)],
+    ids=["torn page", "torn token of a page", "torn token", "no page size", "negative page size"],
+)
+def test_what_is_not_whole_pages_is_refused(num_bytes: int, page_size: int) -> None:
+    with pytest.raises(ContractError, match=f"pages of {page_size} tokens.*got {num_bytes} bytes"):
+        hash_pages(None, bytes(num_bytes), page_size)
+
+
+def test_no_pages_have_no_digests() -> None:
+    assert hash_pages(None, b"", 16) == b""

@@ -78,7 +78,7 @@ class FaultyStore:
         self.faults.before_read(layer_range)
         good = self.store.read(handles, layer_range, out)
         torn = [at for at, key in enumerate(handles.keys) if (key, layer_range) in self.faults.torn]
-        return PageBits.of((at for at in good if at not in torn), len(good))
+        return PageBits.of((at for at in good if at not in torn), good.count)
 
     def put(self, keys: PageKeys, parts: Sequence[Buffer]) -> PageBits:
         assert self.faults.writable.wait(20)

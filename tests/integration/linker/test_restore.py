@@ -203,6 +203,26 @@ def test_match_a_hundred_times_allocates_nothing(make_replica: MakeReplica) -> N
     assert replica.ranks[0].allocator.in_use == set()
 
 
+def test_what_the_cache_carried_out_it_asks_of_nobody(make_replica: MakeReplica) -> None:
+    replica = make_replica()
+    (rank,) = replica.ranks
+    # Two requests compute the same pages, so one of them has duplicates to give back.
+    first, second = (rank.begin(TOKENS) for _ in range(2))
+    assert first is not None
+    assert second is not None
+    assert len(rank.allocator.in_use) == 16
+    results = [rank.end(computation) for computation in (first, second)]
+    assert len(rank.allocator.in_use) == 8
+    replica.settle()
+    evicted = rank.evict()
+    assert rank.allocator.in_use == set()
+    assert evicted.num_tokens_evicted == 8
+    # Who freed them once more would free what another request may have by now.
+    for result in (*results, evicted):
+        assert result is not None
+        assert result.cache_actions == ()
+
+
 def test_a_request_is_staged_at_most_twice(make_replica: MakeReplica) -> None:
     replica = make_replica()
     replica.store(TOKENS)

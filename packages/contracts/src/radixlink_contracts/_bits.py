@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 class PageBits:
     """A yes or no for each of `count` pages: bit i belongs to page i.
 
+    To loop over it, or to ask `in`, is about the pages that are set. It has no `len`, which could be `count`, of all
+    pages, or `total`, of those that are set.
+
     One Python integer carries all bits, so that an AND over thousands of pages is one operation and no list is built.
 
     Attributes:
@@ -134,10 +137,6 @@ class PageBits:
             yield at + skipped, at + skipped + length
             mask >>= length
             at += skipped + length
-
-    def __len__(self) -> int:
-        """How many pages the value speaks of."""
-        return self.count
 
     def __bool__(self) -> bool:
         """Refused: it could mean that some page is set, that all are, or that there are any.

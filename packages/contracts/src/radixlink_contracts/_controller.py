@@ -119,24 +119,41 @@ class PrefixCache(Protocol):
 
         Raises:
             AgreementError: The replica has failed; only `reset` helps.
+
+        Cost: O(nodes on the path), plus one comparison of the matched bytes. The first match of a request with a
+            linker also opens its lookup: O(pages behind the device prefix) copied; nothing is hashed.
         """
         ...
 
     def insert(self, params: InsertParams) -> InsertResult:
         """Insert computed pages, give duplicates back, and start the offloads that are due.
 
+        Returns:
+            What the tree made of it, with nothing left for the caller to do: `cache_actions` is empty.
+
         When: after a batch's results are processed, for finished and chunked requests. Duplicates are free once the
             batches launched so far are processed: the request's next one may run on them already.
 
         Raises:
+            ContractError: The value does not cover the key's whole pages, a length is not in whole pages or out of
+                range, or something of a component that this cache has not is given. Nothing changes then but splits
+                and recency: the slots are still the caller's.
             AgreementError: The replica has failed; only `reset` helps.
+
+        Cost: O(nodes on the path), plus one comparison of the matched bytes and one free of the duplicates; with a
+            linker, O(1) for each node that is offloaded or touched, since hashing and copying are off this thread.
         """
         ...
 
     def evict(self, params: EvictParams) -> EvictResult:
         """Evict, and give the slots back.
 
+        Returns:
+            How much went, with nothing left for the caller to do: `cache_actions` is empty.
+
         When: before an allocation that would not fit.
+
+        Cost: O(log leaves) for each leaf given up, O(1) for each window and state, and one free for each of them.
         """
         ...
 

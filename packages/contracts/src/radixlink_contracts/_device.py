@@ -23,8 +23,9 @@ class ByteRegion:
     """Some rows of one buffer: the pages of a transfer in one layer range.
 
     Attributes:
-        rows: The whole buffer, a page's bytes of that range in each row. Shape: (pages of the pool, row bytes) uint8.
-        index: Which rows. Shape: (num_pages,) int64.
+        rows: The whole buffer, a page's bytes of that range in each row, where the pool is: on the device, or in host
+            memory for a pool there. Shape: (pages of the pool, row bytes) uint8.
+        index: Which rows. Shape: (num_pages,) int64, on the same device as `rows`.
     """
 
     rows: torch.Tensor
@@ -36,7 +37,7 @@ class Staging:
     """Host memory that one operation owns while bytes go through it; pinned where that helps.
 
     Attributes:
-        tensor: Shape: (num_bytes,) uint8.
+        tensor: In host memory. Shape: (num_bytes,) uint8.
         buffer: The same memory, writable, for stores.
     """
 
@@ -156,7 +157,7 @@ class DevicePool(Protocol):
         """The rows of a transfer's pages.
 
         Returns:
-            Shape: (num_pages,) int64.
+            Shape: (num_pages,) int64, on the pool's device, whichever that of the transfer's slots is.
 
         Raises:
             ContractError: A page is not contiguous and aligned, or is outside the pool.

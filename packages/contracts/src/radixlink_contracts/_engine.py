@@ -36,13 +36,16 @@ class RequestKV(Protocol):
 
         Args:
             start: Token.
-            indices: Shape: (n,) int64.
+            indices: Shape: (n,) int64, on the device of the allocator's slots.
         """
         ...
 
 
 class SlotAllocator(Protocol):
     """Deals out slots of one pool. A slot holds one token; pages are runs of `page_size` aligned slots.
+
+    All tensors of slots that it returns are on one device of its choice, host memory or the pool's, and those that it
+    is given are on that device too. On another device than the host, whoever looks at their values waits for it.
 
     Ranks: all, the same calls in the same order; the answers are then the same.
     Thread: the scheduler's.
@@ -71,7 +74,7 @@ class SlotAllocator(Protocol):
 
         Returns:
             The slots, or None when there are not enough; nothing is taken then. Shape: (num_tokens,) int64, each page
-            contiguous and aligned.
+            contiguous and aligned, on the allocator's device.
         """
         ...
 

@@ -33,10 +33,15 @@ class EvictResult:
         num_tokens_evicted: Full attention.
         swa_num_tokens_evicted: Sliding window.
         mamba_num_evicted: Recurrent states.
-        cache_actions: What the caller must do now, in this order.
+        cache_actions: Of a tree: what its caller has to carry out, in this order. Of a controller: none, since it has
+            carried them out, and what it freed may be another request's by now.
     """
 
     num_tokens_evicted: int = 0
     swa_num_tokens_evicted: int = 0
     mamba_num_evicted: int = 0
     cache_actions: tuple[CacheAction, ...] = ()
+
+    def carried_out(self) -> EvictResult:
+        """The same, with no action left: for who carried them out and hands the result on."""
+        return attrs.evolve(self, cache_actions=()) if self.cache_actions else self

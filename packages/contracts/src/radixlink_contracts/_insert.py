@@ -69,8 +69,9 @@ class InsertParams:
 
     Attributes:
         key: The sequence; only its whole pages enter.
-        value: The device slot of each token. Shape: (num_tokens,) int64. The tree copies what it takes; the
-            actions hold slices of it, so the caller must not change it before they are carried out.
+        value: The device slot of each token. Shape: (num_tokens,) int64, on the device of the allocator's slots. The
+            tree copies what it takes; the actions hold slices of it, so the caller must not change it before they are
+            carried out: by a controller, once the batches launched so far are processed.
         prev_prefix_len: Tokens at the front that the tree already owns (what the request matched): never given back
             as duplicates.
         inserted_len: Tokens that an earlier insert of the same request already counted as a hit.
@@ -108,7 +109,8 @@ class InsertResult:
         prefix_len: Tokens that were there before.
         total_len: Tokens of the key that are in the tree now (whole pages).
         last_device_node: The node where the insert ended.
-        cache_actions: What the caller must do now, in this order.
+        cache_actions: Of a tree: what its caller has to carry out, in this order. Of a controller: none, since it has
+            carried them out, and what it freed may be another request's by now.
         adopted_ranges: Which ranges of the value the tree took; None where nobody asked.
         mamba_exist: The end already had a state, so the caller keeps its own.
         hot_nodes: Nodes of the path, root first, that are stored and used again long after the store was last known
@@ -122,6 +124,10 @@ class InsertResult:
     adopted_ranges: AdoptedRanges | None = None
     mamba_exist: bool = False
     hot_nodes: tuple[NodeId, ...] = ()
+
+    def carried_out(self) -> InsertResult:
+        """The same, with no action left: for who carried them out and hands the result on."""
+        return attrs.evolve(self, cache_actions=()) if self.cache_actions else self
 
     def record_adopted_range(self, component: ComponentType, start: int, end: int) -> None:
         """Add [start, end) to what the tree took of one component; nothing where nobody asked."""

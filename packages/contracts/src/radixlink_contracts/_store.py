@@ -173,14 +173,19 @@ class PageHandles:
 
     def __attrs_post_init__(self) -> None:
         """Refuse columns of different length."""
-        lengths = {len(self.found), len(self.slots), len(self.generations), len(self.writers)}
+        lengths = {self.found.count, len(self.slots), len(self.generations), len(self.writers)}
         if lengths != {len(self.keys)}:
             msg = f"PageHandles: expected {len(self.keys)} rows in each column, got {lengths}"
             raise ContractError(msg)
 
     @classmethod
-    def missing(cls, keys: PageKeys, found: PageBits) -> PageHandles:
-        """Handles without a place: for stores that find a page by its key alone."""
+    def without_places(cls, keys: PageKeys, found: PageBits) -> PageHandles:
+        """Handles of pages that a store finds by their keys alone: all slots and generations are 0.
+
+        Only for a store that never writes a key twice, also not once the page was evicted, dropped or damaged. Any
+        other needs generations: a handle would read the later write. A row number that is never used again will do,
+        for example that of SQLite's AUTOINCREMENT.
+        """
         count = len(keys)
         return cls(
             keys=keys,
@@ -197,9 +202,24 @@ class PageStore(Protocol):
     A page is immutable: its key says what it is, and the first writer wins. A page may vanish at any time; that is a
     miss. What cannot be read whole and right is a miss too, never wrong bytes.
 
-    Thread: several executor threads at once, any method.
+    The rules, in the order in which an author meets them:
+
+    1. Rows and bits follow the keys of the call: row or bit i is of key i. No keys are a call like any other. Equal
+       keys in one call are one page, each with its own row and bit; of a `put`, the first one's bytes are it.
+    2. `put` copies: when it returns, nothing refers to the parts. A page is there whole or not at all, for all.
+    3. A handle is of one write. Once its page was evicted, dropped or found damaged, it is a miss for ever, also where
+       the same key was written again: that is what `PageHandles.generations` are for.
+    4. Bytes are verified when they are read, for example by a checksum. A page that does not match is a miss from then
+       on, and the next `put` of its key stores it anew.
+    5. A full store evicts, or leaves pages out and says so; that is no error. `open` and `touch` raise recency.
+    6. A call that raises `ContractError` changed nothing: no page is there that was not, and `out` is as before.
+    7. After `close`, of the store or of the factory that opened it, every call raises `StaleHandleError`; so does one
+       that `close` comes upon, or it ends as ever. `close` never pulls memory from under a call.
+
+    Thread: several executor threads at once, any method, `close` too.
     Ranks: local.
-    Errors: `StorageError` and its children; a miss is no error.
+    Errors: `ContractError`, of which `StaleHandleError` is one, for a caller's mistake; `StorageError` and its children
+        for all that goes wrong in the backend. A miss is no error.
     """
 
     @property
@@ -224,14 +244,17 @@ class PageStore(Protocol):
         Args:
             handles: From `open` of this store.
             layer_range: Index into `layout.range_bytes`.
-            out: Writable. Shape: (num_pages, range_bytes[layer_range]) bytes, row i for page i; rows of pages that
-                were not found, or not read right, hold anything.
+            out: Any buffer of bytes that is contiguous and can be written. Shape:
+                (num_pages, range_bytes[layer_range]) bytes, row i for page i; rows of pages that were not found, or
+                not read right, hold anything.
 
         Returns:
             Which rows hold the right bytes, verified.
 
         Raises:
-            ContractError: `out` is of another size, or there is no such range.
+            ContractError: `out` is of another size or read-only, or there is no such range (negative ones do not
+                count from the end). `out` is as before.
+            StaleHandleError: The store is closed.
         """
         ...
 
@@ -239,20 +262,26 @@ class PageStore(Protocol):
         """Store pages.
 
         Args:
-            keys: The pages.
-            parts: One buffer for each layer range. Shape of part r: (num_pages, range_bytes[r]) bytes.
+            keys: The pages. Of equal ones the first is written, and all of them have its bit.
+            parts: One contiguous buffer for each layer range; the caller may change them once `put` has returned.
+                Shape of part r: (num_pages, range_bytes[r]) bytes.
 
         Returns:
             Which of them are there now: those just written and those that were there before. The rest found no room;
             that is no error.
 
         Raises:
-            ContractError: The parts do not fit keys and layout.
+            ContractError: The parts do not fit keys and layout. Nothing is stored then.
+            StaleHandleError: The store is closed.
         """
         ...
 
     def close(self) -> None:
-        """Release everything of this process; the pages stay. Idempotent."""
+        """Release everything of this process; the pages stay. Idempotent.
+
+        Every later call raises `StaleHandleError`. One that is on its way ends first, or raises it. For a `with` there
+        is `contextlib.closing`, so that no backend has to bring one.
+        """
         ...
 
 
@@ -312,14 +341,20 @@ class StoreFactory(Protocol):
         """Open the store of one layout, making it where it is not there yet.
 
         Raises:
-            IdentityError: The place holds pages of another model, layout or version.
+            IdentityError: The place holds pages of another model, layout or version. The message names the field of
+                `CacheIdentity` that differs, for example "revision", with both values.
             BackendUnavailableError: The place cannot be used; the message says why and what to do.
-            CapacityError: There is no room for it.
+            CapacityError: There is no room for it, or `capacity_bytes` is less than one page.
+            StaleHandleError: The factory is closed.
 
-        Owns: the caller closes it.
+        Owns: the caller closes it, or the factory's `close` does. Two stores of one layout are independent: one goes
+            on when the other is closed.
         """
         ...
 
     def close(self) -> None:
-        """Close every store it opened. Idempotent."""
+        """Close every store it opened, and open none any more; both then raise `StaleHandleError`. Idempotent.
+
+        For a `with` there is `contextlib.closing`.
+        """
         ...

@@ -25,8 +25,8 @@ class PoolTransfer:
     Attributes:
         name: The pool.
         keys: The pages' keys, first page first; perhaps not hashed yet.
-        device_indices: The slots, page after page. Shape: (num_pages * page_size,) int64 for page pools, (1,) for a
-            Mamba state. None in a LOOKUP.
+        device_indices: The slots, page after page, on the device of the allocator that dealt them out. Shape:
+            (num_pages * page_size,) int64 for page pools, (1,) in host memory for a Mamba state. None in a LOOKUP.
         hit_policy: Which of the pages a lookup needs.
         held: In a LOOKUP: which of all its pages, those of its KV transfer, the device holds still. No store need be
             asked for them, and they count as found. None for none.
@@ -66,7 +66,7 @@ class PoolTransfer:
             found |= self.held
         match self.hit_policy:
             case PoolHitPolicy.ALL_PAGES:
-                return PageBits((1 << found.leading) - 1, len(found))
+                return PageBits((1 << found.leading) - 1, found.count)
             case PoolHitPolicy.TRAILING_PAGES:
                 return found.trailing(max(1, len(self.keys)))
             case _:

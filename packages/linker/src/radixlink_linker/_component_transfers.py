@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 import attrs
@@ -81,20 +82,24 @@ class ComponentTransfers:
             prefix_len: Tokens of the sequence up to the end of the load.
 
         Returns:
-            In the components' order. None where one has no room, and nothing is taken then.
+            In the components' order. None where one has no room; nothing is taken then, nor where
+            one raises.
         """
         transfers: list[PoolTransfer] = []
-        for component in self._components:
-            lacking = keys.get(component.component_type)
-            if lacking is None:
-                continue
-            transfer = component.build_external_linker_transfer(
-                LinkerTransferPhase.LOAD, None, lacking
-            )
-            if transfer is None:
-                self.abort(transfers, request, prefix_len)
-                return None
-            transfers.append(transfer)
+        with ExitStack() as undo:
+            # Looks at the list when it is called.
+            undo.callback(self.abort, transfers, request, prefix_len)
+            for component in self._components:
+                lacking = keys.get(component.component_type)
+                if lacking is None:
+                    continue
+                transfer = component.build_external_linker_transfer(
+                    LinkerTransferPhase.LOAD, None, lacking
+                )
+                if transfer is None:
+                    return None
+                transfers.append(transfer)
+            undo.pop_all()
         return tuple(transfers)
 
     def prepare(

@@ -185,7 +185,7 @@ class UnifiedRadixCache(LinkedPrefixCache):
                 self._wrapper.offload(due)
             if result.hot_nodes:
                 self._wrapper.touch(result.hot_nodes)
-        return result
+        return result.carried_out()
 
     @override
     def evict(self, params: EvictParams) -> EvictResult:

@@ -12,7 +12,7 @@ from radixlink_contracts.errors import ContractError, TransferTimeoutError
 from radixlink_linker._jobs import Job, LayerWiseBatch, TouchBatch
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
 
 class JobBoard:
@@ -73,8 +73,11 @@ class JobBoard:
 
     def num_completed_loads(self) -> int:
         """How many load completions wait."""
-        self._let_go()
-        return len(self._completed_loads)
+        with self._changed:
+            self._let_go(self._running)
+            self._let_go(job for batch in self._batches for job in batch.jobs)
+            self._let_go(self._loads)
+            return len(self._completed_loads)
 
     def pop_completed_load(self) -> Completion:
         """The oldest load completion.
@@ -86,8 +89,11 @@ class JobBoard:
 
     def num_completed_offloads(self) -> int:
         """How many offload completions wait."""
-        self._let_go()
-        return len(self._completed_offloads)
+        with self._changed:
+            self._let_go(self._running)
+            self._let_go(self._offloads)
+            self._let_go(self._touches)
+            return len(self._completed_offloads)
 
     def pop_completed_offload(self) -> Completion:
         """The oldest offload completion.
@@ -97,19 +103,11 @@ class JobBoard:
         """
         return _pop(self._completed_offloads)
 
-    def _let_go(self) -> None:
-        """Tell the quiescence of what the ranks decided and no copy touches."""
-        with self._changed:
-            queued = (job for batch in self._batches for job in batch.jobs)
-            for job in (
-                *self._running,
-                *queued,
-                *self._loads,
-                *self._offloads,
-                *self._touches,
-            ):
-                if job.ticket.decided and not job.copying:
-                    self.tell(job, Outcome.FAILED, quiesced=True)
+    def _let_go(self, jobs: Iterable[Job]) -> None:
+        """Tell the quiescence of what of these the ranks decided and no copy touches."""
+        for job in jobs:
+            if job.ticket.decided and not job.copying:
+                self.tell(job, Outcome.FAILED, quiesced=True)
 
     def fail_waiting(self, why: str) -> list[Job]:
         """What waits for the thread has failed, and touched nothing. Returns it."""

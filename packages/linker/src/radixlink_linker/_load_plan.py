@@ -103,7 +103,7 @@ def missing_pages(
                 first = stop - 1
             case _:
                 assert_never(kind)
-        needed = PageBits((1 << stop) - (1 << first), len(there))
+        needed = PageBits((1 << stop) - (1 << first), there.count)
         lacking = needed & ~there
         if lacking.total:
             missing[kind] = lacking

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 import attrs
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
         LoadBack,
         MatchResult,
         NodeId,
+        PoolTransfer,
         RequestId,
         RequestKV,
     )
@@ -135,7 +137,10 @@ class Loads:
     def _begin(
         self, request: RequestKV, entry: Request, device: MatchResult, mode: LoadMode
     ) -> LoadBack:
-        """Lock, allocate, mint, and hand the load to the linker."""
+        """Lock, allocate, mint, and hand the load to the linker.
+
+        What raises in between, the engine's `repoint` for one, leaves nothing of it behind.
+        """
         lookup = entry.lookup
         assert lookup is not None
         page_size, start = self._tree.page_size, device.device_prefix_len
@@ -154,41 +159,59 @@ class Loads:
         for kind, pages in plan.missing.items():
             if (pages & lookup.held_of(POOL_OF[kind])).total:
                 return LoadMiss(reason=f"the device lost {kind.name} that it had at the lookup")
-        receipt = self._tree.inc_lock_ref(IncLockRefParams(node_id=plan.node_id))
-        # What the match ended at stays while room is made: after a miss its request goes on from it.
-        matched = self._tree.inc_lock_ref(IncLockRefParams(node_id=device.last_device_node))
-        keys = {kind: keys_of(lookup.keys, pages) for kind, pages in plan.missing.items()}
-        transfers = self._transfers.load(keys, request, plan.end)
-        self._tree.dec_lock_ref(matched.to_dec_params())
-        if transfers is None:
-            self._tree.dec_lock_ref(receipt.to_dec_params())
-            num_pages = max(pages.total for pages in plan.missing.values())
-            return LoadMiss(reason=f"no room for {num_pages} pages, all else is locked")
-        op, deadline = self._operations.mint()
-        operation = LoadOperation(
-            op,
-            receipt,
-            deadline,
-            request=request,
-            mode=mode,
-            key=request.key,
-            plan=plan,
-            transfers=transfers,
-        )
-        self._operations.add(operation)
-        if mode is LoadMode.STAGED:
-            self._room.take(operation.slots)
-        entry.load = operation
-        entry.num_loads += 1
-        self._linker.load(operation)
-        self._transfers.prepare(transfers, request, plan.end)
-        if operation.running is not None:
-            loaded = operation.slots_of(PoolName.KV)
-            assert loaded is not None, "what a layer-wise load brings lies behind the device's part"
-            if start < plan.full_start:
-                loaded = torch.cat([self._tree.path_indices(plan.node_id)[start:], loaded])
-            operation.running.repoint(start, loaded)
+        with ExitStack() as undo:
+            receipt = self._tree.inc_lock_ref(IncLockRefParams(node_id=plan.node_id))
+            undo.callback(self._tree.dec_lock_ref, receipt.to_dec_params())
+            transfers = self._allocate(request, lookup, device, plan)
+            if transfers is None:
+                num_pages = max(pages.total for pages in plan.missing.values())
+                return LoadMiss(reason=f"no room for {num_pages} pages, all else is locked")
+            undo.callback(self._transfers.abort, transfers, request, plan.end)
+            op, deadline = self._operations.mint()
+            operation = LoadOperation(
+                op,
+                receipt,
+                deadline,
+                request=request,
+                mode=mode,
+                key=request.key,
+                plan=plan,
+                transfers=transfers,
+            )
+            self._operations.add(operation)
+            undo.callback(self._operations.remove, operation)
+            if mode is LoadMode.STAGED:
+                self._room.take(operation.slots)
+                undo.callback(self._room.give_back, operation.slots)
+            undo.callback(self._linker.cancel, operation, "its beginning was left in its middle")
+            self._linker.load(operation)
+            self._transfers.prepare(transfers, request, plan.end)
+            if operation.running is not None:
+                loaded = operation.slots_of(PoolName.KV)
+                assert loaded is not None, (
+                    "what a layer-wise load brings lies behind the device's part"
+                )
+                if start < plan.full_start:
+                    loaded = torch.cat([self._tree.path_indices(plan.node_id)[start:], loaded])
+                operation.running.repoint(start, loaded)
+            entry.load = operation
+            entry.num_loads += 1
+            undo.pop_all()
         return _queued(operation)
+
+    def _allocate(
+        self, request: RequestKV, lookup: Lookup, device: MatchResult, plan: LoadPlan
+    ) -> tuple[PoolTransfer, ...] | None:
+        """Slots for what a load brings; None where there is no room.
+
+        What the match ended at stays while room is made: after a miss its request goes on from it.
+        """
+        keys = {kind: keys_of(lookup.keys, pages) for kind, pages in plan.missing.items()}
+        matched = self._tree.inc_lock_ref(IncLockRefParams(node_id=device.last_device_node))
+        try:
+            return self._transfers.load(keys, request, plan.end)
+        finally:
+            self._tree.dec_lock_ref(matched.to_dec_params())
 
     def _plan(self, lookup: Lookup, device: MatchResult, mode: LoadMode) -> LoadPlan | None:
         """What the longest load brings that there is room for; None for none.

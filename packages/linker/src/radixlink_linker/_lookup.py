@@ -130,12 +130,12 @@ class Lookup:
         try:
             answer, found = result.restorable_prefix_pages, result.found
             # Made anew, so that it is found here where some of it is no page bits.
-            lengths = {len(PageBits(bits.mask, len(bits))) for bits in (answer, *found.values())}
+            lengths = {PageBits(bits.mask, bits.count).count for bits in (answer, *found.values())}
         except Exception as error:  # noqa: BLE001 -- a backend that says anything else is a miss too
             self.fail(f"expected a PoolTransferResult, got {result!r}: {error!r}")
             return
         if lengths != {self.num_pages}:
-            self.fail(f"expected an answer for {self.num_pages} pages, got {len(answer)}")
+            self.fail(f"expected an answer for {self.num_pages} pages, got {answer.count}")
             return
         self.asked, self.found = tuple(transfers), found
         self.answer = answer
@@ -154,7 +154,7 @@ class Lookup:
         transfer = transfer_of(self.asked, pool)
         if transfer is not None:
             return transfer.restorable(found)
-        return PageBits((1 << (found | self.held_of(pool)).leading) - 1, len(found))
+        return PageBits((1 << (found | self.held_of(pool)).leading) - 1, found.count)
 
     def settle(self, now: float) -> bool:
         """Read this rank's own state once, for one frame.

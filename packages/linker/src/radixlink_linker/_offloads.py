@@ -76,16 +76,21 @@ class Offloads:
             del self.due[node_id]
 
     def _offload_node(self, node: TreeNodeView) -> None:
-        """Lock, mint, and hand one node to the linker."""
+        """Lock, mint, and hand one node to the linker. What raises in between leaves no lock behind."""
         node_id = node.node_id
         transfers = self._transfers.offload(node)
         if not transfers:
             return
         receipt = self._tree.inc_lock_ref(IncLockRefParams(node_id=node_id))
-        op, deadline = self._operations.mint()
-        operation = OffloadOperation(op, receipt, deadline, transfers)
+        try:
+            op, deadline = self._operations.mint()
+            operation = OffloadOperation(op, receipt, deadline, transfers)
+            self._tree.mark_offload_pending(node_id, op)
+        except BaseException:
+            self._tree.dec_lock_ref(receipt.to_dec_params())
+            raise
+        # From here on it has an end, which gives the lock back.
         self._operations.add(operation)
-        self._tree.mark_offload_pending(node_id, op)
         self._linker.offload(operation)
 
     def decide(self, operation: OffloadOperation, report: ReportBuilder) -> None:

@@ -251,4 +251,4 @@ def writers_of(runs: list[OpenRun]) -> Counter[int]:
 
 def _absent(bits: PageBits) -> str:
     """How many pages of how many are not set, for people."""
-    return f"{len(bits) - bits.total} of {len(bits)} pages"
+    return f"{bits.count - bits.total} of {bits.count} pages"

@@ -215,7 +215,7 @@ def _spread(answer: PageBits, held: PageBits | None) -> PageBits:
     for start, stop in (~held).runs():
         mask |= (left & ((1 << (stop - start)) - 1)) << start
         left >>= stop - start
-    return PageBits(mask, len(held))
+    return PageBits(mask, held.count)
 
 
 def _contains(store: PageStore, keys: PageKeys) -> PageBits:
@@ -246,8 +246,8 @@ def _ask_together(
         if not len(keys):
             continue
         there = ask(store, keys)
-        if len(there) != len(keys):
-            msg = f"store: expected an answer for {len(keys)} pages, got {len(there)}"
+        if there.count != len(keys):
+            msg = f"store: expected an answer for {len(keys)} pages, got {there.count}"
             raise ContractError(msg)
         mask = there.mask
         for place in places:

@@ -6,16 +6,17 @@ import sys
 import threading
 import time
 from collections import deque
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Self
 
 from typing_extensions import override
 
 from radixlink_contracts import Clock, Executor
 from radixlink_contracts.errors import ContractError, InvalidTransitionError
-from radixlink_linker._settings import MAX_TIMEOUT_S
+from radixlink_linker._settings import HANGING_LOOKUPS, MAX_TIMEOUT_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from types import TracebackType
 
 #: Longer than another thread takes to wake up; less, and this one would have the lock again first.
 _GIVE_WAY_S: Final = 50e-6
@@ -39,12 +40,20 @@ class ThreadExecutor(Executor):
     """Threads of this process, which end with it: a task that hangs keeps no process alive."""
 
     def __init__(
-        self, *, num_threads: int = 1, name: str = "radixlink-lookup", close_timeout_s: float = 5.0
+        self,
+        *,
+        num_threads: int = HANGING_LOOKUPS,
+        name: str = "radixlink-lookup",
+        close_timeout_s: float = 5.0,
     ) -> None:
         """Start with no thread; they all start with the first task.
 
         Args:
-            num_threads: How many tasks run at once.
+            num_threads: How many tasks run at once: at least `LinkerSettings.max_hanging_lookups`,
+                as the defaults are. A lookup that never returns keeps its thread, and whether the
+                store is back another one finds out; with fewer threads that waits behind those that
+                hang, and all lookups stay misses. Lookups come one at a time mostly, so the others
+                only wait.
             name: Of the threads.
             close_timeout_s: Seconds that `close` waits for the tasks that run.
 
@@ -99,6 +108,19 @@ class ThreadExecutor(Executor):
         deadline = time.monotonic() + self._close_timeout_s
         for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))
+
+    def __enter__(self) -> Self:
+        """Closed at the end of the `with`."""
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc_value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """`close`."""
+        self.close()
 
     def _work(self) -> None:
         """Run tasks until the executor is closed. One that raises, which it may not, ends no thread."""

@@ -15,6 +15,9 @@ WORD_BITS: Final = 64
 MAX_TIMEOUT_S: Final = 1e6
 """Eleven days: what waits of threads take; a longer one raises, in the middle of a forward."""
 
+HANGING_LOOKUPS: Final = 4
+"""How many lookups may hang: for each that does, and for the try behind it, a thread is needed."""
+
 
 @attrs.frozen(kw_only=True)
 class LinkerSettings:
@@ -50,7 +53,8 @@ class LinkerSettings:
         step_timeout_s: Seconds in which every rank must have entered a frame: an engine's watchdog.
         lookup_timeout_s: Seconds after which a lookup counts as a miss.
         max_hanging_lookups: With so many tasks of the executor that are on their way while one
-            hangs, none is added to find out whether the store is back.
+            hangs, none is added to find out whether the store is back. The executor needs as many
+            threads: a try that waits behind what hangs finds nothing out.
         transfer_timeout_s: Seconds after which a load or an offload counts as failed.
     """
 
@@ -72,7 +76,7 @@ class LinkerSettings:
     shared_pools: tuple[PoolName, ...] = tuple(POOL_OF.values())
     step_timeout_s: float = 300.0
     lookup_timeout_s: float = 5.0
-    max_hanging_lookups: int = 4
+    max_hanging_lookups: int = HANGING_LOOKUPS
     transfer_timeout_s: float = 30.0
 
     def __attrs_post_init__(self) -> None:

@@ -131,10 +131,10 @@ class DeviceSlots:
         self.evict(EvictParams(mamba_num=num_states))
 
     def evict(self, params: EvictParams) -> EvictResult:
-        """Evict, and free what went."""
+        """Evict, and free what went. What is returned has no actions left."""
         result = self._tree.evict(params)
         self.apply(result.cache_actions)
-        return result
+        return result.carried_out()
 
     def fork_state(self, source: int) -> int | None:
         """A copy of a state that is locked, in a slot of the caller's; None when there is no room."""
@@ -145,7 +145,11 @@ class DeviceSlots:
             self.make_room_states(1)
         slot = states.alloc()
         if slot is not None:
-            copy_state(source, slot)
+            try:
+                copy_state(source, slot)
+            except BaseException:
+                states.free(slot)
+                raise
         return slot
 
     # -- actions -----------------------------------------------------------------------------------

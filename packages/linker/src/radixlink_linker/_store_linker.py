@@ -14,7 +14,7 @@ waited for without a deadline, because to say "quiesced" any sooner would be a l
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from typing_extensions import override
 
@@ -39,6 +39,7 @@ from radixlink_linker._watched_store import WatchedStore, watched
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
+    from types import TracebackType
 
     from radixlink_contracts import (
         BatchIndex,
@@ -224,9 +225,7 @@ class StoreLinker(UnifiedCacheLinker, TouchingLinker, BatchingLinker):
     @override
     def num_completed_loads(self) -> int:
         """How many load completions wait; behind a call that hangs nothing waits any longer."""
-        hangs = self._hanging()
-        if hangs is not None:
-            self._count_refused(self._board.fail_waiting(hangs), hangs)
+        self._fail_waiting()
         return self._board.num_completed_loads()
 
     @override
@@ -236,7 +235,8 @@ class StoreLinker(UnifiedCacheLinker, TouchingLinker, BatchingLinker):
 
     @override
     def num_completed_offloads(self) -> int:
-        """How many offload completions wait."""
+        """How many offload completions wait, touches among them; likewise."""
+        self._fail_waiting()
         return self._board.num_completed_offloads()
 
     @override
@@ -265,6 +265,19 @@ class StoreLinker(UnifiedCacheLinker, TouchingLinker, BatchingLinker):
         self._board.close()
         self.reset()
         self._thread.join(self._settings.close_timeout_s)
+
+    def __enter__(self) -> Self:
+        """Closed at the end of the `with`."""
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc_value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """`close`."""
+        self.close()
 
     # -- stores that hang --------------------------------------------------------------------------
 
@@ -305,6 +318,12 @@ class StoreLinker(UnifiedCacheLinker, TouchingLinker, BatchingLinker):
             if breaker.hangs_on(ident):
                 return breaker.hanging()
         return None
+
+    def _fail_waiting(self) -> None:
+        """What waits behind a call that hangs has failed, whoever asks for completions, and is counted."""
+        hangs = self._hanging()
+        if hangs is not None:
+            self._count_refused(self._board.fail_waiting(hangs), hangs)
 
     def _check_stores(self) -> None:
         """Return where an operation is to be begun; where the thread hangs, on another.

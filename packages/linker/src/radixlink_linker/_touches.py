@@ -64,9 +64,9 @@ class Touches:
             transfers = self._transfers.touch(self._tree.node(node_id))
             op, deadline = self._operations.mint()
             operation = TouchOperation(op, node_id, deadline, transfers)
+            self._tree.mark_touch_pending(node_id, op)
             self._operations.add(operation)
             self._num_begun += 1
-            self._tree.mark_touch_pending(node_id, op)
             self._linker.touch(operation)
 
     def decide(self, operation: TouchOperation) -> None:

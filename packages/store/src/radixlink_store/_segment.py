@@ -18,12 +18,16 @@ Rules of the file:
    word that is not READY: either can be had once nobody has it locked;
 3. a word that was read without the lock is a hint: with the lock it is read again;
 4. stamps and leases are advice: stored by anyone, races lose nothing but advice;
-5. a word is loaded and stored whole (8 aligned bytes). On machines that reorder stores, a reader
-   may see READY before the bytes; the checksum then does not match, and the look under the lock
-   decides;
+5. a word is loaded and stored whole (8 aligned bytes), on any 64-bit machine. No more is asked of
+   memory, no order of loads or stores in particular, since nothing here can make a barrier but the
+   calls of a lock. Between writers the lock is one: who has got it sees all that was stored before
+   it was let go. A reader has none, and where loads and stores are reordered (aarch64) it may see a
+   tag or READY before the header or the bytes, or read them before the word. Then the key in the
+   header differs, or the bytes do not match the checksum of the page that was asked for, in the
+   generation of its handle; that is looked at again under the lock, which decides;
 6. in a segment without checksums a reader goes by the state word alone, before and after it copies.
-   That is right where loads and stores stay in order (x86-64), and after a boot of the node nothing
-   is: such a segment is emptied then.
+   That needs loads and stores in order, which x86-64 alone promises, so `_file` refuses it
+   elsewhere. After a boot of the node nothing is in order: such a segment is emptied then.
 
 It knows pages, slots and words; what to evict and what to count is `_store`'s. It never blocks, and
 does no I/O but locks (memory of a file on a disk may of course be paged in).

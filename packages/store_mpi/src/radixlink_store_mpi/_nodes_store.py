@@ -214,11 +214,11 @@ class NodesPageStore:
 
 def _sent(answer: Answer) -> PageBits:
     """Which of the pages asked for the rows of an answer are."""
-    rows = len(answer.right)
+    rows = answer.right.count
     pages = list(answer.found)[:rows]
-    return PageBits(sum(1 << page for page in pages), len(answer.found))
+    return PageBits(sum(1 << page for page in pages), answer.found.count)
 
 
 def _left(answer: Answer) -> PageBits:
     """Which of the pages asked for are there, and can be asked for again."""
-    return PageBits(answer.found.mask & ~_sent(answer).mask, len(answer.found))
+    return PageBits(answer.found.mask & ~_sent(answer).mask, answer.found.count)

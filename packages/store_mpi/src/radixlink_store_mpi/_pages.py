@@ -48,7 +48,7 @@ def spread(pages: PageBits, bits: PageBits) -> PageBits:
     if pages.complete:
         return bits
     places = list(pages)
-    return PageBits(sum(1 << places[row] for row in bits), len(pages))
+    return PageBits(sum(1 << places[row] for row in bits), pages.count)
 
 
 def assign(wanted: int, holders: Mapping[int, int], first: int) -> dict[int, int]:

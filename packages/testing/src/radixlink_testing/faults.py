@@ -182,4 +182,4 @@ class FaultyStore(PageStore):
 
 
 def _opposite(bits: PageBits) -> PageBits:
-    return PageBits(PageBits.all(len(bits)).mask & ~bits.mask, len(bits))
+    return PageBits(PageBits.all(bits.count).mask & ~bits.mask, bits.count)

@@ -47,7 +47,6 @@ if TYPE_CHECKING:
     )
     from radixlink_transformers._hugging_face import CausalModel
 
-_NUM_LOOKUP_THREADS: Final = 2
 #: How long a transfer may still be busy after its verdict.
 _WRITE_OFF_S: Final = 60.0
 
@@ -179,7 +178,7 @@ def build_engine(
                 settings=store_settings,
             )
             building.callback(linker.close)
-        executor = ThreadExecutor(num_threads=_NUM_LOOKUP_THREADS)
+        executor = ThreadExecutor(num_threads=linker_settings.max_hanging_lookups)
         building.callback(executor.close)
         cache = UnifiedRadixCache(
             tree=tree,

@@ -72,17 +72,25 @@ def hash_pages(
 
     Args:
         prior: The digest before the first page, or the namespace's seed, or None.
-        tokens: Whole pages of signed 64-bit tokens.
+        tokens: Whole pages of signed 64-bit tokens in the machine's byte order, as an `array("q")`
+            has them in memory. The digests are those of SGLang whatever that order is.
         page_size: Tokens.
         pause: Called between blocks of `PAGES_BETWEEN_PAUSES` pages; see `PageKeySource.resolve`.
 
     Raises:
-        ContractError: A token is negative.
+        ContractError: The bytes are not whole pages, or a token is negative.
 
     Thread: any; pure.
     Cost: one SHA-256 a page.
     """
-    block_bytes = PAGES_BETWEEN_PAUSES * page_size * TOKEN_BYTES
+    page_bytes = page_size * TOKEN_BYTES
+    if page_size < 1 or len(tokens) % page_bytes:
+        msg = (
+            f"hash_pages: expected whole pages of {page_size} tokens of {TOKEN_BYTES} bytes, "
+            f"got {len(tokens)} bytes"
+        )
+        raise ContractError(msg)
+    block_bytes = PAGES_BETWEEN_PAUSES * page_bytes
     blocks: list[bytes] = []
     for start in range(0, len(tokens), block_bytes):
         if start:

@@ -67,9 +67,9 @@ class ForgetfulStore:
         """Read pages, but for the lost ones."""
         good = self._store.read(handles, layer_range, out)
         lost = PageBits.of(
-            (page for page, key in enumerate(handles.keys) if key in self._lost), len(good)
+            (page for page, key in enumerate(handles.keys) if key in self._lost), good.count
         )
-        return PageBits(good.mask & ~lost.mask, len(good))
+        return PageBits(good.mask & ~lost.mask, good.count)
 
     def put(self, keys: PageKeys, parts: Sequence[Buffer]) -> PageBits:
         """Store pages."""

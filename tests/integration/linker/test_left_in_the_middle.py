@@ -1,0 +1,163 @@
+"""What raises in the middle of a beginning: no slot, lock, room or operation of it is left behind."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, NoReturn, TypeAlias
+
+import pytest
+from tests.integration.linker.layer_wise import RunningRequest
+from tests.integration.linker.models import FULL_SWA, FULL_SWA_MAMBA
+from tests.integration.linker.sequences import key_of
+from typing_extensions import override
+
+from radixlink_contracts import ExternalMatch, LoadMode, RequestId
+from radixlink_contracts.errors import AgreementError
+from radixlink_linker import LinkerSettings
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import torch
+    from tests.integration.linker.conftest import MakeReplica
+    from tests.integration.linker.models import Model
+    from tests.integration.linker.rank import Rank
+
+    Break: TypeAlias = Callable[[pytest.MonkeyPatch, Rank], None]
+
+TOKENS = range(1, 9)
+"""Four pages."""
+
+
+class LeftError(Exception):
+    """What a test lets a part raise."""
+
+
+def leave(*_: object) -> NoReturn:
+    raise LeftError
+
+
+class LeavingRequest(RunningRequest):
+    """A request whose engine cannot be told where its KV lies."""
+
+    @override
+    def repoint(self, start: int, indices: torch.Tensor) -> None:
+        raise LeftError
+
+
+def break_state_pool(patched: pytest.MonkeyPatch, rank: Rank) -> None:
+    """The last component's pool, when the others have their slots."""
+    assert rank.device.states is not None
+    patched.setattr(rank.device.states, "alloc", leave)
+
+
+def break_clock(patched: pytest.MonkeyPatch, rank: Rank) -> None:
+    """The clock, which an operation's deadline is taken from."""
+    patched.setattr(rank.clock, "now", leave)
+
+
+def break_pairing(patched: pytest.MonkeyPatch, rank: Rank) -> None:
+    """The pairing of windows, when the linker has the load."""
+    assert rank.device.pair is not None
+    patched.setattr(rank.device.pair, "map_full_to_swa", leave)
+
+
+def break_store(patched: pytest.MonkeyPatch, rank: Rank) -> None:
+    """A linker that lets no `Exception` out of its store, and has queued the load."""
+    load = rank.linker.load
+
+    def cancelled(*args: object) -> NoReturn:
+        load(*args)  # type: ignore[arg-type]
+        raise asyncio.CancelledError
+
+    patched.setattr(rank.linker, "load", cancelled)
+
+
+def break_engine(patched: pytest.MonkeyPatch, rank: Rank) -> None:
+    """Nothing here: the request is it."""
+
+
+def holdings(rank: Rank) -> object:
+    """Slots, locks, operations and room."""
+    held = rank.cache.holders()
+    return rank.slots.available_sizes, held.locks, held.operations, held.staged, held.num_retired
+
+
+@pytest.mark.parametrize(
+    ("broken", "model", "mode", "error"),
+    [
+        (break_state_pool, FULL_SWA_MAMBA, LoadMode.STAGED, LeftError),
+        (break_clock, FULL_SWA_MAMBA, LoadMode.STAGED, LeftError),
+        (break_store, FULL_SWA_MAMBA, LoadMode.STAGED, asyncio.CancelledError),
+        (break_pairing, FULL_SWA_MAMBA, LoadMode.STAGED, LeftError),
+        (break_engine, FULL_SWA, LoadMode.LAYER_WISE, LeftError),
+    ],
+)
+def test_a_load_that_raises_in_its_beginning_leaves_nothing(
+    make_replica: MakeReplica,
+    broken: Break,
+    model: Model,
+    mode: LoadMode,
+    error: type[BaseException],
+) -> None:
+    replica = make_replica(model=model)
+    replica.store(TOKENS)
+    (rank,) = replica.ranks
+    assert replica.ask("a", TOKENS).external is ExternalMatch.HIT
+    before = holdings(rank)
+    request = LeavingRequest(request_id=RequestId("a"), key=key_of(TOKENS))
+    with pytest.MonkeyPatch.context() as patched:
+        broken(patched, rank)
+        with pytest.raises(error):
+            rank.cache.init_load_back(request, mode)
+    assert holdings(rank) == before
+    replica.check()
+    # Others may have gone through with it, so nothing goes on before all have reset.
+    with pytest.raises(AgreementError):
+        rank.cache.step()
+    replica.reset()
+    assert replica.restore("b", TOKENS).landed == ("b",)
+
+
+@pytest.mark.parametrize("at", ["the clock", "the tree"])
+def test_an_offload_that_raises_in_its_beginning_leaves_nothing(
+    make_replica: MakeReplica, at: str
+) -> None:
+    replica = make_replica()
+    (rank,) = replica.ranks
+    computation = rank.begin(TOKENS)
+    assert computation is not None
+    with pytest.MonkeyPatch.context() as patched:
+        if at == "the clock":
+            break_clock(patched, rank)
+        else:
+            patched.setattr(rank.tree, "mark_offload_pending", leave)
+        with pytest.raises(LeftError):
+            rank.end(computation)
+    # The tree has its slots already.
+    rank.computing.remove(computation)
+    rank.cache.dec_lock_ref(computation.receipt.to_dec_params())
+    held = rank.cache.holders()
+    assert (held.locks, held.operations) == ((), ())
+    replica.reset()
+    replica.store(TOKENS)
+    assert replica.restore("a", TOKENS).landed == ("a",)
+
+
+def test_a_touch_that_raises_in_its_beginning_leaves_nothing(make_replica: MakeReplica) -> None:
+    replica = make_replica(settings=LinkerSettings(step_timeout_s=20.0, touch_after_uses=1))
+    (rank,) = replica.ranks
+    replica.compute(TOKENS)
+    replica.settle()
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(rank.tree, "mark_touch_pending", leave)
+        computation = rank.begin(TOKENS)
+        assert computation is not None
+        with pytest.raises(LeftError):
+            rank.end(computation)
+    rank.computing.remove(computation)
+    rank.cache.dec_lock_ref(computation.receipt.to_dec_params())
+    assert rank.cache.holders().operations == ()
+    replica.reset()
+    replica.store(TOKENS)
+    assert replica.restore("a", TOKENS).landed == ("a",)
