@@ -27,17 +27,22 @@ if TYPE_CHECKING:
 
 SHARED_MEMORY = Path("/dev/shm")
 HUGE = huge_page_bytes()
-CAPACITY = 3 * HUGE
+SIZE = HUGE or 1 << 21
+CAPACITY = 3 * SIZE
 KEYS = page_keys(range(5))
 #: Of linux/mman.h and linux/prctl.h.
 COLLAPSE, SET_THP_DISABLE = 25, 41
 
-needs_huge_pages = pytest.mark.skipif(not HUGE, reason="this machine has no huge pages")
+needs_huge_pages = pytest.mark.skipif(
+    not 0 < HUGE <= 1 << 21, reason="this machine has no huge pages of 2 MiB"
+)
 
 
 @pytest.fixture
 def in_memory() -> Iterator[Path]:
     """A directory in shared memory."""
+    if not SHARED_MEMORY.is_dir():
+        pytest.skip("this machine has no /dev/shm")
     with tempfile.TemporaryDirectory(prefix="radixlink-test-", dir=SHARED_MEMORY) as directory:
         yield Path(directory)
 
@@ -94,7 +99,8 @@ def test_segment_in_memory_has_the_huge_pages_that_the_kernel_gives(
 ) -> None:
     found = store_and_read(in_memory, layout)
     (file,) = in_memory.glob("*.segment")
-    assert found == huge_bytes_to_be_had(in_memory, file.stat().st_size)
+    # How many are to be had may change from moment to moment, and by other ways than asking.
+    assert found or not huge_bytes_to_be_had(in_memory, file.stat().st_size)
 
 
 @needs_huge_pages
@@ -118,7 +124,7 @@ def test_limit_that_only_the_allocation_meets_is_told(layout: PoolLayout, in_mem
     assert list(in_memory.glob("*.segment*")) == []
 
 
-@pytest.mark.parametrize("num_bytes", [1, 4096, HUGE - 1, HUGE, HUGE + 1, 2 * HUGE + 4096])
+@pytest.mark.parametrize("num_bytes", [1, 4096, SIZE - 1, SIZE, SIZE + 1, 2 * SIZE + 4096])
 def test_mapping_begins_at_a_huge_page_and_is_the_file(num_bytes: int, tmp_path: Path) -> None:
     file = tmp_path / "mapped"
     content = np.random.default_rng(num_bytes).bytes(num_bytes)
@@ -133,7 +139,7 @@ def test_mapping_begins_at_a_huge_page_and_is_the_file(num_bytes: int, tmp_path:
         mapping.close()
 
 
-@pytest.mark.parametrize("num_bytes", [1, HUGE, 2 * HUGE + 4097])
+@pytest.mark.parametrize("num_bytes", [1, SIZE, 2 * SIZE + 4097])
 def test_allocated_file_is_as_long_as_was_said_and_zero(num_bytes: int, in_memory: Path) -> None:
     with (in_memory / "allocated").open("w+b") as file:
         allocate_huge(file.fileno(), num_bytes)
@@ -144,3 +150,20 @@ def test_size_of_huge_pages_that_nobody_tells_is_0(tmp_path: Path) -> None:
     assert huge_page_bytes(tmp_path / "none") == 0
     (tmp_path / "odd").write_text("no number", "ascii")
     assert huge_page_bytes(tmp_path / "odd") == 0
+
+
+def test_process_that_may_map_no_more_maps_the_file_anywhere(tmp_path: Path) -> None:
+    file = tmp_path / "mapped"
+    num_bytes = 64 * SIZE
+    with file.open("w+b") as opened:
+        opened.truncate(num_bytes)
+
+        def work() -> int:
+            status = Path("/proc/self/statm").read_text("ascii")
+            mapped = int(status.split()[0]) * os.sysconf("SC_PAGE_SIZE")
+            # Enough for the file, and for not one page of a gap beside it.
+            resource.setrlimit(resource.RLIMIT_AS, (mapped + num_bytes, mapped + num_bytes))
+            mapping = map_file(opened.fileno(), num_bytes)
+            return len(mapping) // SIZE
+
+        assert exit_code_of(work) == 64

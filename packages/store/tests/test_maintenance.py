@@ -12,6 +12,7 @@ from packages.store.tests.conftest import NumberedLog
 from radixlink_contracts import PageBits, PoolName, StoreConfig
 from radixlink_contracts.errors import BackendUnavailableError
 from radixlink_store import FileStoreFactory, PersistentSettings
+from radixlink_store._locks import LockDescriptor
 from radixlink_store._log_file import LogFormat
 from radixlink_store.counters import StoreCounters
 from radixlink_store.maintenance import (
@@ -483,3 +484,15 @@ def test_clearing_files_removes_ours_and_their_writer_goes_on(
     log.close()
     status = next(each for each in inspect(tmp_path) if isinstance(each, LogStatus))
     assert status.num_records == 1
+
+
+def test_what_is_being_made_is_no_fault(open_store: OpenStore, tmp_path: Path) -> None:
+    open_store().close()
+    (tmp_path / "swa.0-of-1.segment.new").write_bytes(bytes(1 << 16))
+    descriptor = os.open(tmp_path / "creation.lock", os.O_RDWR)
+    maker = LockDescriptor(descriptor)
+    assert maker.try_lock(0)
+    assert [each for each in inspect(tmp_path) if isinstance(each, Unreadable)] == []
+    maker.close()
+    (left,) = [each for each in inspect(tmp_path) if isinstance(each, Unreadable)]
+    assert left.file.name == "swa.0-of-1.segment.new"

@@ -140,6 +140,22 @@ def test_layouts_of_one_directory_are_kept_apart(make_log: MakeLog, layout: Pool
 # --- what files are -------------------------------------------------------------------------------
 
 
+def test_file_that_is_read_just_before_it_is_sealed_is_known_as_sealed_later(
+    make_log: MakeLog, files: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer, reader = make_log(), make_log()
+    put_all(writer, range(3))
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fchmod", lambda *_: None)
+        writer.close()
+    assert reader.held(range(3)) == list(range(3))
+    (path,) = paths(files)
+    path.chmod(0o400)
+    reader.log.refresh()
+    (file,) = reader.log._index.files
+    assert file.sealed
+
+
 def test_files_are_for_the_owner_alone_and_read_only_once_sealed(
     make_log: MakeLog, layout: PoolLayout, files: Path
 ) -> None:

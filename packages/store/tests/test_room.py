@@ -106,3 +106,9 @@ def test_memory_limit_counts_only_where_files_are_memory(
 def test_room_of_a_place_that_is_not_there_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         room_at(tmp_path / "missing")
+
+
+def test_tables_may_be_empty(tmp_path: Path) -> None:
+    (tmp_path / "table").write_bytes(b"")
+    assert not is_in_memory(tmp_path, tmp_path / "table")
+    assert list(memory_rooms(tmp_path / "table", tmp_path)) == []

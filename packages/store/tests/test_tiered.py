@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from packages.store.tests.conftest import StillClock
 
     from radixlink_contracts import PageStore, PoolLayout, StoreFactory, Touchable
+    from radixlink_testing import InMemoryPageStore
 
     OpenStore = Callable[..., TieredStore]
 
@@ -371,6 +372,25 @@ def test_closing_leaves_no_thread_and_no_descriptor(open_store: OpenStore, files
     with pytest.raises(StaleHandleError):
         store.contains(PageKeys(bytes(32)))
     assert store.counters.written == 20
+
+
+def test_store_that_is_opened_while_its_factory_is_closed_is_closed_as_well(
+    tmp_path: Path, layout: PoolLayout, settings: PersistentSettings
+) -> None:
+    class Memory(InMemoryStoreFactory):
+        """Opens what is closed meanwhile."""
+
+        @override
+        def open(self, layout: PoolLayout) -> InMemoryPageStore:
+            opened = super().open(layout)
+            factory.close()
+            return opened
+
+    before = threading.active_count(), len(list(Path("/proc/self/fd").iterdir()))
+    factory = TieredStoreFactory(Memory(), settings)
+    with pytest.raises(StaleHandleError, match="closed"):
+        factory.open(layout)
+    assert (threading.active_count(), len(list(Path("/proc/self/fd").iterdir()))) == before
 
 
 def test_factory_and_store_are_what_the_contracts_say(

@@ -171,6 +171,27 @@ def test_thread_that_cannot_be_started_is_one_that_is_started_later(
     assert disk.written == list(page_keys(range(3, 6)))
 
 
+def test_a_signal_in_the_start_of_the_thread_leaves_one_thread(
+    disk: Disk, behind: WriteBehind, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = threading.Thread.start
+
+    def interrupted(thread: threading.Thread) -> None:
+        start(thread)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            behind.offer(page_keys(range(3)))
+    before = threading.active_count()
+    assert behind.offer(page_keys(range(3, 6))) == 0
+    assert threading.active_count() == before
+    assert behind.flush(TIMEOUT_S)
+    behind.close(TIMEOUT_S)
+    assert disk.ended == 1
+
+
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_nothing_is_taken_that_nobody_writes_any_more(disk: Disk, behind: WriteBehind) -> None:
     disk.takes = -1

@@ -212,7 +212,8 @@ class PageStore(Protocol):
     4. Bytes are verified when they are read, for example by a checksum. A page that does not match is a miss from then
        on, and the next `put` of its key stores it anew.
     5. A full store evicts, or leaves pages out and says so; that is no error. `open` and `touch` raise recency.
-    6. A call that raises `ContractError` changed nothing: no page is there that was not, and `out` is as before.
+    6. A call that raises `ContractError`, but for that of 7, changed nothing: no page is there that was not, and
+       `out` is as before.
     7. After `close`, of the store or of the factory that opened it, every call raises `StaleHandleError`; so does one
        that `close` comes upon, or it ends as ever. `close` never pulls memory from under a call.
 

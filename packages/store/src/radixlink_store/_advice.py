@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import enum
+from typing import Final
+
+_LIBC: Final = ctypes.CDLL(None, use_errno=True)
 
 
 class Advice(enum.IntEnum):
@@ -28,6 +31,5 @@ def advise(address: int, num_bytes: int, advice: Advice) -> int:
     Returns:
         0, or the number of the error: `errno.EINVAL` of a kernel that does not know the advice.
     """
-    libc = ctypes.CDLL(None, use_errno=True)
-    refused = libc.madvise(ctypes.c_void_p(address), ctypes.c_size_t(num_bytes), advice)
+    refused = _LIBC.madvise(ctypes.c_void_p(address), ctypes.c_size_t(num_bytes), advice)
     return ctypes.get_errno() if refused else 0

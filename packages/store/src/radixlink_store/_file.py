@@ -32,7 +32,6 @@ from radixlink_contracts.errors import (
     ContractError,
     IdentityError,
     IntegrityError,
-    StaleHandleError,
 )
 from radixlink_store._directory import (
     MODE,
@@ -46,8 +45,8 @@ from radixlink_store._errors import NO_ROOM, map_exceptions
 from radixlink_store._huge_pages import allocate_huge, map_file
 from radixlink_store._layout import SUPERBLOCK_BYTES, Geometry
 from radixlink_store._locks import LockDescriptor, SlotLocks
+from radixlink_store._open_stores import OpenStores
 from radixlink_store._prefault import Prefault
-from radixlink_store._process_mutex import ProcessMutex
 from radixlink_store._room import is_in_memory, room_at
 from radixlink_store._segment import Segment
 from radixlink_store._store import SegmentPageStore
@@ -123,9 +122,7 @@ class FileStoreFactory:
         self._room: Final = room
         self._checksums: Final = checksums
         self._prefault: Final = prefault
-        self._mutex: Final = ProcessMutex()
-        self._stores: list[SegmentPageStore] = []
-        self._closed = False
+        self._stores: Final[OpenStores[SegmentPageStore]] = OpenStores("file store")
 
     def open(self, layout: PoolLayout) -> SegmentPageStore:
         """Open the segment of one layout, making it where it is not there yet.
@@ -141,8 +138,7 @@ class FileStoreFactory:
 
         Owns: the caller closes it; so does the factory's close.
         """
-        if self._closed:
-            raise _closed()
+        self._stores.require_open()
         geometry = Geometry.within(self._config.capacity_bytes, layout.range_bytes)
         directory = self._directory(layout, geometry)
         segment = open_segment(
@@ -157,7 +153,7 @@ class FileStoreFactory:
             prefault = self._start_prefault(segment, directory) if self._prefault else None
             where = str(directory / _name_of(layout))
             store = SegmentPageStore(segment, where, prefault=prefault)
-            self._keep(store)
+            self._stores.keep(store)
         except BaseException:
             segment.locks.close()
             raise
@@ -165,24 +161,7 @@ class FileStoreFactory:
 
     def close(self) -> None:
         """Close every store it opened. Idempotent."""
-        with self._mutex.lock:
-            self._closed = True
-            stores, self._stores = self._stores, []
-        for store in stores:
-            store.close()
-
-    def _keep(self, store: SegmentPageStore) -> None:
-        """Close a store with the factory; at once if that was closed while the store was opened.
-
-        Raises:
-            StaleHandleError: It was.
-        """
-        with self._mutex.lock:
-            if not self._closed:
-                self._stores.append(store)
-                return
-        store.close()
-        raise _closed()
+        self._stores.close()
 
     def _start_prefault(self, segment: Segment, directory: Path) -> Prefault | None:
         """Fill the page tables of what is in memory; never read a whole disk for it.
@@ -418,10 +397,6 @@ def _read_superblock(descriptor: int, file: Path) -> Superblock:
 def _name_of(layout: PoolLayout) -> str:
     """The name of a layout's file."""
     return f"{layout.pool.value}.{layout.shard.index}-of-{layout.shard.count}{SUFFIX}"
-
-
-def _closed() -> StaleHandleError:
-    return StaleHandleError("file store: expected an open factory, got one that was closed")
 
 
 def _no_room(file: Path, needed: int, available: Room) -> CapacityError:

@@ -69,14 +69,21 @@ def map_file(descriptor: int, num_bytes: int) -> mmap.mmap:
     """
     mapping = mmap.mmap(descriptor, num_bytes)
     size = huge_page_bytes()
+    if not 0 < size <= num_bytes:
+        return mapping
     with contextlib.ExitStack() as gaps:
-        for _ in range(_TRIES):
-            beyond = _address(mapping) % size if 0 < size <= num_bytes else 0
-            if not beyond:
-                break
-            # Mappings are placed one below the other: with a gap so large above, the next one fits.
-            mapping.close()
-            gaps.enter_context(mmap.mmap(-1, beyond))
+        try:
+            for _ in range(_TRIES):
+                beyond = _address(mapping) % size
+                if not beyond:
+                    break
+                # Mappings are placed one below the other: below a gap so large, the next one fits.
+                mapping.close()
+                gaps.enter_context(mmap.mmap(-1, beyond, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
+                mapping = mmap.mmap(descriptor, num_bytes)
+        except OSError:
+            # The process may have no more memory mapped than this: then anywhere.
+            gaps.close()
             mapping = mmap.mmap(descriptor, num_bytes)
     return mapping
 

@@ -387,7 +387,7 @@ class LogWriter:
 def _close_inherited() -> None:
     """Close the files that the parent writes, in a child that has no other thread yet."""
     while _WRITTEN:
-        os.close(_WRITTEN.pop())
+        let_go(_WRITTEN.pop())
 
 
 os.register_at_fork(after_in_child=_close_inherited)

@@ -25,10 +25,12 @@ class Look(NamedTuple):
     Attributes:
         num_bytes: Its length.
         used_ns: When it was written or used, by the file system's clock. Nanoseconds.
+        mode: Who may do what with it: nobody writes one that is sealed.
     """
 
     num_bytes: int
     used_ns: int
+    mode: int
 
 
 @attrs.define(kw_only=True, eq=False)

@@ -371,4 +371,4 @@ def _look_at(directory: int, name: str) -> Look | None:
         status = os.stat(name, dir_fd=directory, follow_symlinks=False)
     except OSError:
         return None
-    return Look(status.st_size, status.st_mtime_ns)
+    return Look(status.st_size, status.st_mtime_ns, status.st_mode)

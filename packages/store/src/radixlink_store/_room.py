@@ -79,7 +79,7 @@ def lines_of(table: Path) -> list[str]:
     Raises:
         OSError: It cannot be read.
     """
-    return os.fsdecode(table.read_bytes()).removesuffix("\n").split("\n")
+    return [line for line in os.fsdecode(table.read_bytes()).split("\n") if line]
 
 
 def is_in_memory(path: Path, mounts: Path = _MOUNTS) -> bool:

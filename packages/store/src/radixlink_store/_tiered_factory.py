@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Final
 
 import attrs
 
-from radixlink_contracts.errors import StaleHandleError
 from radixlink_store._file import FileStoreFactory
+from radixlink_store._open_stores import OpenStores
 from radixlink_store._page_log import PageLog
 from radixlink_store._settings import PersistentSettings
 from radixlink_store._tier_tally import TierTally
@@ -36,8 +36,7 @@ class TieredStoreFactory:
         """
         self._memory: Final = memory
         self._settings: Final = settings
-        self._stores: list[TieredStore] = []
-        self._closed = False
+        self._stores: Final[OpenStores[TieredStore]] = OpenStores("tiered store")
 
     def open(self, layout: PoolLayout) -> TieredStore:
         """Open the store of one layout, and find what files have of it.
@@ -52,8 +51,7 @@ class TieredStoreFactory:
             raised where it is seen.
         Owns: the caller closes it; so does the factory's close.
         """
-        if self._closed:
-            raise StaleHandleError("tiered store: expected an open factory, got a closed one")
+        self._stores.require_open()
         memory = self._memory.open(layout)
         tally = TierTally()
         try:
@@ -61,19 +59,14 @@ class TieredStoreFactory:
         except BaseException:
             memory.close()
             raise
-        store = TieredStore(memory, log, tally, self._settings)
-        self._stores.append(store)
-        return store
+        return self._stores.keep(TieredStore(memory, log, tally, self._settings))
 
     def close(self) -> None:
         """Close every store it opened, and the other factory. Idempotent.
 
         What waits to be written is, for `close_s` seconds at most for each store.
         """
-        self._closed = True
-        stores, self._stores = self._stores, []
-        for store in stores:
-            store.close()
+        self._stores.close()
         self._memory.close()
 
 

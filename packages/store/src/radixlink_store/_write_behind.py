@@ -100,7 +100,7 @@ class WriteBehind:
                 return 0
             self._deadline = time.monotonic() + timeout_s
             self._changed.notify_all()
-        if self._thread is None:
+        if self._thread is None or self._thread.ident is None:
             self._end()
             return 0
         self._thread.join(min(timeout_s + 1.0, _LONGEST_S))
@@ -110,12 +110,15 @@ class WriteBehind:
     def _start(self) -> bool:
         """Have a thread; the lock is held. Not, where the system allows no more of them now."""
         if self._thread is None:
-            thread = threading.Thread(target=self._run, name="radixlink-write-behind", daemon=True)
+            # Known before it runs: a signal's exception may leave `start` once it does.
+            self._thread = threading.Thread(
+                target=self._run, name="radixlink-write-behind", daemon=True
+            )
             try:
-                thread.start()
+                self._thread.start()
             except RuntimeError:
+                self._thread = None
                 return False
-            self._thread = thread
         return True
 
     def _run(self) -> None:

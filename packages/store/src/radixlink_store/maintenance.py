@@ -273,11 +273,23 @@ def _segments_in(
 
 
 def _unfinished(directory: Path) -> Iterator[Unreadable]:
-    """Each segment of a directory that is not whole."""
-    for file in sorted(directory.glob(f"*{UNFINISHED_SUFFIX}")):
+    """Each segment of a directory whose maker died before it was whole."""
+    files = sorted(directory.glob(f"*{UNFINISHED_SUFFIX}"))
+    if not files:
+        return
+    descriptor = open_directory(directory)
+    try:
+        with creation_lock(descriptor, directory, timeout_s=0.0):
+            files = [file for file in files if file.exists()]
+    except BackendUnavailableError:
+        # Somebody makes it now.
+        return
+    finally:
+        os.close(descriptor)
+    for file in files:
         why = (
-            f"{file}: expected a whole segment, got one that is being made now, or whose maker died; "
-            f"then the next opener removes it, or clear"
+            f"{file}: expected a whole segment, got one whose maker died; the next opener removes "
+            f"it, or clear"
         )
         yield Unreadable(file=file, why=why)
 
