@@ -27,6 +27,8 @@ RANKS = 2
         "window_that_does_not_fit_is_refused_on_all_ranks",
         "rank_without_descriptors_is_refused_on_all_ranks",
         "window_that_cannot_be_used_is_given_back",
+        "rank_that_cannot_read_the_boot_id_keeps_nobody_waiting",
+        "step_that_cannot_be_undone_is_raised_as_it_failed_elsewhere",
         "error_that_nobody_foresaw_on_one_rank_is_raised_on_all",
         "rank_that_does_not_open_is_not_waited_for_longer_than_agreed",
     ],

@@ -32,6 +32,7 @@ CASES = [
     "forked_child_reads_its_node_and_asks_no_other",
     "closing_leaves_no_thread_and_no_file",
     "rank_that_does_not_close_is_not_waited_for_longer_than_agreed",
+    "leader_that_cannot_start_a_thread_is_refused_on_all_ranks",
     "layouts_that_differ_are_refused_on_all_ranks",
 ]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from typing import TYPE_CHECKING
 
 import pytest
 from packages.store.tests.forked import in_a_child_while_held
@@ -11,7 +12,11 @@ from typing_extensions import override
 from radixlink_store_mpi import _courier
 from radixlink_store_mpi._courier import Courier
 from radixlink_store_mpi._mpi import MPI
+from radixlink_store_mpi._transit import Sending
 from radixlink_store_mpi.counters import NodeCounters, NodeTally
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
 
 THREADS = 2
 TIMEOUT_S = 30.0
@@ -70,6 +75,34 @@ def test_child_asks_nobody_whatever_another_thread_held() -> None:
     assert in_a_child_while_held(tally._mutex.lock, ask) == 0
     assert tally.counters == NodeCounters(asked=3)
     assert not requests.Iprobe(MPI.ANY_SOURCE, MPI.ANY_TAG)
+    requests.Free()
+    answers.Free()
+
+
+def test_node_that_was_asked_before_an_exception_owes_its_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Interrupted(Sending):
+        def __init__(self, comm: MPI.Intracomm, message: Buffer, to: int, tag: int) -> None:
+            if to:
+                raise KeyboardInterrupt
+            super().__init__(comm, message, to, tag)
+
+    requests, answers = MPI.COMM_WORLD.Dup(), MPI.COMM_WORLD.Dup()
+    tally = NodeTally()
+    courier = Courier(requests, answers, (0, 1), timeout_s=TIMEOUT_S, tally=tally)
+    with monkeypatch.context() as patch:
+        patch.setattr(_courier, "Sending", Interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            courier.ask({node: (courier.number(), b"who?") for node in courier.nodes})
+    assert tally.counters == NodeCounters(asked=1, late=1)
+    assert courier.ask({0: (courier.number(), b"who?")}) == {}
+    assert tally.counters == NodeCounters(asked=1, late=1, skipped=1)
+    status = MPI.Status()
+    requests.Recv(bytearray(4), MPI.ANY_SOURCE, MPI.ANY_TAG, status)
+    answers.Isend(b"late", 0, status.Get_tag()).Free()
+    courier.settle(TIMEOUT_S)
+    assert tally.counters.dropped == 1
     requests.Free()
     answers.Free()
 

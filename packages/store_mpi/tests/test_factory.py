@@ -214,5 +214,18 @@ def test_lock_file_has_no_name(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_lock_file_that_keeps_its_name_is_none_the_worse(
+    factory: MpiStoreFactory, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def refused(path: Path) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", refused)
+        put_all(factory.open(SUITE_LAYOUT))
+    assert [path.stat().st_size for path in tmp_path.iterdir()] == [0]
+
+
 def _open_files() -> int:
     return sum(1 for _ in Path("/proc/self/fd").iterdir())

@@ -20,7 +20,7 @@ import pytest
 from packages.store_mpi.tests.window_place import WindowPlace
 
 from radixlink_contracts import PageBits, StoreConfig
-from radixlink_contracts.errors import IdentityError, StaleHandleError
+from radixlink_contracts.errors import BackendUnavailableError, IdentityError, StaleHandleError
 from radixlink_store_mpi import MpiStoreFactory, NodeSettings, NodesPageStore
 from radixlink_store_mpi._desk import Desk
 from radixlink_store_mpi._mpi import MPI
@@ -298,6 +298,28 @@ def rank_that_does_not_close_is_not_waited_for_longer_than_agreed() -> None:
     WORLD.Barrier()
     factory.close()
     assert set(threading.enumerate()) == threads
+
+
+def leader_that_cannot_start_a_thread_is_refused_on_all_ranks() -> None:
+    threads = set(threading.enumerate())
+    factory = MpiStoreFactory(CONFIG, nodes=PATIENT)
+    half = WORLD.size // 2
+    if WORLD.rank >= half:
+        # As much as a process can address, and so more than there is beside the rest of it.
+        threading.stack_size(1 << 47)
+    try:
+        with pytest.raises(BackendUnavailableError, match="can't start new thread") as caught:
+            factory.open(SUITE_LAYOUT)
+    finally:
+        threading.stack_size(0)
+    # The first of those is a leader.
+    assert half in leaders_of(factory)
+    assert caught.value.rank == half
+    for begun in set(threading.enumerate()) - threads:
+        begun.join(CONFIG.timeout_s)
+    assert set(threading.enumerate()) == threads
+    put_pages(open_store(factory), page_keys(range(5), f"rank {WORLD.rank}"))
+    factory.close()
 
 
 def layouts_that_differ_are_refused_on_all_ranks() -> None:

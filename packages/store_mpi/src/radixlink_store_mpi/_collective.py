@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from typing import TYPE_CHECKING, Final, TypeVar
 
@@ -50,6 +51,7 @@ def all_or_none(
         comm: The ranks.
         step: What to do.
         undo: What to do with the result where the step succeeded here and failed elsewhere: local.
+            An OSError of it is dropped: what all ranks raise is the step's.
 
     Ranks: all of the communicator.
     """
@@ -58,7 +60,8 @@ def all_or_none(
     for rank, first in enumerate(failures):
         if first is not None:
             if failure is None and undo is not None:
-                undo(result)  # type: ignore[arg-type] # no failure: the step returned
+                with contextlib.suppress(OSError):
+                    undo(result)  # type: ignore[arg-type] # no failure: the step returned
             first.rank = rank
             raise first from failure
     return result  # type: ignore[return-value] # no failure: the step returned

@@ -124,21 +124,28 @@ class Courier:
             return {}
         self._collect()
         owing = self._owing()
-        errands = []
-        for node, (number, message) in messages.items():
-            if node in owing:
-                self._tally.add(skipped=1)
-                continue
-            try:
-                errand = _Errand(
-                    self._requests, self._answers, message, node, number, self._buffers
-                )
-            except MPI.Exception:
-                self._lose(node)
-            else:
-                errands.append(errand)
-                self._tally.add(asked=1)
-        return self._wait(errands)
+        errands: list[_Errand] = []
+        try:
+            for node, (number, message) in messages.items():
+                if node in owing:
+                    self._tally.add(skipped=1)
+                    continue
+                try:
+                    errand = _Errand(
+                        self._requests, self._answers, message, node, number, self._buffers
+                    )
+                except MPI.Exception:
+                    self._lose(node)
+                else:
+                    errands.append(errand)
+                    self._tally.add(asked=1)
+            return self._wait(errands)
+        finally:
+            # Those that are late, or that an exception left, be it before all were sent.
+            if errands:
+                with self._mutex:
+                    self._debts += errands
+                self._tally.add(late=len(errands))
 
     def settle(self, timeout_s: float) -> None:
         """Wait until no node owes an answer, but no longer than that."""
@@ -154,21 +161,15 @@ class Courier:
                 keep(self._debts)
 
     def _wait(self, errands: list[_Errand]) -> dict[int, memoryview]:
-        """The answers of some errands; those that are late, or left by an exception, become debts."""
+        """The answers of some errands; takes those out of the list of which nothing more is to come."""
         answers: dict[int, memoryview] = {}
         started = time.monotonic()
-        try:
-            while True:
-                errands = [errand for errand in errands if not self._ends(errand, answers)]
-                waited_s = time.monotonic() - started
-                if not errands or waited_s >= self._timeout_s:
-                    return answers
-                pause(waited_s)
-        finally:
-            if errands:
-                with self._mutex:
-                    self._debts += errands
-                self._tally.add(late=len(errands))
+        while True:
+            errands[:] = [errand for errand in errands if not self._ends(errand, answers)]
+            waited_s = time.monotonic() - started
+            if not errands or waited_s >= self._timeout_s:
+                return answers
+            pause(waited_s)
 
     def _ends(self, errand: _Errand, answers: dict[int, memoryview]) -> bool:
         """Whether nothing more is to come of an errand; takes its answer."""

@@ -34,33 +34,49 @@ class NodeExchange:
     Thread: one at a time; what it makes of stores is for any.
     """
 
-    def __init__(self, ranks: Ranks, settings: NodeSettings) -> None:
-        """Begin to answer, where this rank is a leader. Ranks: all (collective)."""
+    def __init__(
+        self,
+        ranks: Ranks,
+        settings: NodeSettings,
+        requests: MPI.Intracomm,
+        answers: MPI.Intracomm,
+    ) -> None:
+        """Begin to answer, where this rank is a leader. Ranks: local.
+
+        Raises:
+            RuntimeError: No thread can be started.
+        """
         self._settings: Final = settings
         self._tally: Final = NodeTally()
-        # Of our own, so that no message of anybody else is ever taken for one of these.
-        self._requests: Final = _duplicate(ranks.comm)
-        answers = _duplicate(ranks.comm)
+        self._requests: Final = requests
         self._courier: Final = Courier(
-            self._requests, answers, ranks.others, settings.answer_timeout_s, self._tally
+            requests, answers, ranks.others, settings.answer_timeout_s, self._tally
         )
         self._desk: Desk | None = None
         self._server: Server | None = None
         if ranks.leads:
             self._desk = Desk(settings.max_answer_bytes, self._tally)
-            self._server = Server(self._requests, answers, self._desk)
+            self._server = Server(requests, answers, self._desk)
 
     @classmethod
     def create(cls, ranks: Ranks, settings: NodeSettings) -> Self:
         """Begin on all ranks.
 
         Raises:
-            BackendUnavailableError: MPI does not allow several threads, on any rank.
+            BackendUnavailableError: MPI does not allow several threads, on any rank; or a leader
+                cannot start one.
 
         Ranks: all (collective); a failure on any is raised on all.
         """
         all_or_none(ranks.comm, _check_threads)
-        return cls(ranks, settings)
+        # Of our own, so that no message of anybody else is ever taken for one of these. Where a
+        # leader fails they stay until MPI ends: another's server may not have stopped in time.
+        requests, answers = _duplicate(ranks.comm), _duplicate(ranks.comm)
+        return all_or_none(
+            ranks.comm,
+            lambda: cls(ranks, settings, requests, answers),
+            lambda exchange: exchange._stop(_MIN_STOP_S),  # noqa: SLF001 - of this class
+        )
 
     def serve(self, layout: PoolLayout, open_: Callable[[], SegmentPageStore]) -> None:
         """Answer others from a store of this node, where this rank is the leader; once a layout.
@@ -89,11 +105,11 @@ class NodeExchange:
         with contextlib.suppress(MPI.Exception):
             wait(self._requests.Ibarrier(), max(0.0, deadline - time.monotonic()))
         self._courier.end()
-        if (
-            self._desk is not None
-            and self._server is not None
-            and self._server.stop(max(_MIN_STOP_S, deadline - time.monotonic()))
-        ):
+        self._stop(max(_MIN_STOP_S, deadline - time.monotonic()))
+
+    def _stop(self, timeout_s: float) -> None:
+        """Answer no more. Ranks: local."""
+        if self._desk is not None and self._server is not None and self._server.stop(timeout_s):
             self._desk.close()
 
 

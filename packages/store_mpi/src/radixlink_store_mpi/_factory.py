@@ -103,7 +103,7 @@ class MpiStoreFactory:
             CapacityError: Not one page fits, or the node's shared memory is too small.
             BackendUnavailableError: Not all ranks called within `timeout_s`, or one died; the
                 factory cannot be used after that. Or no lock file can be made, or there are several
-                nodes and MPI allows no threads; it can.
+                nodes and MPI or the system allows no threads; it can.
             StaleHandleError: The factory was closed or cannot be used any more, or this is a forked
                 child.
 

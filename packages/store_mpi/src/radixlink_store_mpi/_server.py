@@ -36,6 +36,9 @@ class Server:
             requests: Carries requests, and nothing else.
             answers: Carries answers, and nothing else.
             desk: Says what to answer.
+
+        Raises:
+            RuntimeError: No thread can be started.
         """
         self._requests: Final = requests
         self._answers: Final = answers

@@ -7,6 +7,7 @@ The locks are a file that loses its name as soon as all have opened it.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import tempfile
 from pathlib import Path
@@ -75,17 +76,18 @@ class Window:
 
         Raises:
             CapacityError: Not one page fits, or the node's shared memory is too small.
-            BackendUnavailableError: No lock file can be made.
+            BackendUnavailableError: No lock file can be made, or the boot id not be read.
 
         Ranks: all of the node (collective); a failure on any is raised on all.
         """
-        geometry = only_on(
+        superblock = only_on(
             node, _LEADER, lambda: _plan(node.size, layout, capacity_bytes, free_bytes)
         )
+        geometry = superblock.geometry
         size = geometry.total_bytes if node.rank == _LEADER else 0
         window = all_or_none(node, lambda: _allocate(node, size, geometry, free_bytes))
         try:
-            return cls._filled(node, window, layout, geometry, free_bytes)
+            return cls._filled(node, window, superblock, free_bytes)
         except LinkError:
             # All ranks come to this or none: its memory may be all that there is.
             window.Free()
@@ -96,28 +98,28 @@ class Window:
         cls,
         node: MPI.Intracomm,
         window: MPI.Win,
-        layout: PoolLayout,
-        geometry: Geometry,
+        superblock: Superblock,
         free_bytes: Callable[[], int],
     ) -> Self:
         """Put an empty segment into a window, and make its lock file.
 
         Ranks: all of the node (collective); a failure on any is raised on all.
         """
-        shared, _ = window.Shared_query(_LEADER)
-        # A buffer all right, but typed as one from Python 3.12 on.
-        memory = memoryview(shared)[: geometry.total_bytes]  # type: ignore[arg-type]
-        superblock = Superblock(layout=layout, geometry=geometry, boot_id=boot_id())
+        # Whatever may fail is a step that all agree on: one rank that went on alone, to free the
+        # window, would wait for the others and they for it.
         locks = _open_lock_file(node)
 
-        def fill() -> None:
+        def fill() -> memoryview:
+            memory = _memory_of(window, superblock.geometry)
             if node.rank == _LEADER:
                 _fill(memory, superblock, locks, free_bytes)
+            return memory
 
         try:
-            all_or_none(node, fill)
+            memory = all_or_none(node, fill)
         except BaseException:
-            os.close(locks)
+            with contextlib.suppress(OSError):
+                os.close(locks)
             raise
         return cls(window=window, superblock=superblock, memory=memory, locks=locks)
 
@@ -154,11 +156,12 @@ def free_shared_memory() -> int:
 
 def _plan(
     node_size: int, layout: PoolLayout, capacity_bytes: int, free_bytes: Callable[[], int]
-) -> Geometry:
-    """The geometry, by a node's first rank.
+) -> Superblock:
+    """What is to be in the window, by a node's first rank.
 
     Raises:
         CapacityError: Not one page fits, or all together do not fit into shared memory.
+        BackendUnavailableError: The node does not say which boot this is.
     """
     geometry = Geometry.within(capacity_bytes, layout.range_bytes)
     # Asked before MPI is: in Open MPI 5.0 only the first rank gets an error from MPI, and the
@@ -167,7 +170,7 @@ def _plan(
         available, needed = free_bytes(), geometry.total_bytes + _OVERHEAD_BYTES
         if available < needed:
             raise _no_room(needed, available)
-    return geometry
+    return Superblock(layout=layout, geometry=geometry, boot_id=boot_id())
 
 
 def _allocate(
@@ -182,6 +185,18 @@ def _allocate(
         window = MPI.Win.Allocate_shared(size, 1, MPI.INFO_NULL, node)
     window.Set_errhandler(MPI.ERRORS_RETURN)
     return window
+
+
+def _memory_of(window: MPI.Win, geometry: Geometry) -> memoryview:
+    """The bytes of a window. Shape: (geometry.total_bytes,).
+
+    Raises:
+        BackendUnavailableError: MPI does not say where they are.
+    """
+    with map_exceptions({MPI.Exception: _no_memory}):
+        shared, _ = window.Shared_query(_LEADER)
+    # A buffer all right, but typed as one from Python 3.12 on.
+    return memoryview(shared)[: geometry.total_bytes]  # type: ignore[arg-type]
 
 
 def _open_lock_file(node: MPI.Intracomm) -> int:
@@ -206,7 +221,9 @@ def _open_lock_file(node: MPI.Intracomm) -> int:
         return all_or_none(node, open_, os.close)
     finally:
         if node.rank == _LEADER:
-            Path(path).unlink(missing_ok=True)
+            # A name that stays is of an empty file, and no reason to fail, least of all alone.
+            with contextlib.suppress(OSError):
+                Path(path).unlink()
 
 
 def _fill(
@@ -235,6 +252,13 @@ def _no_room(needed: int, available: int) -> CapacityError:
         f"{_SHARED_MEMORY}; lower capacity_bytes or give the node or container more",
         needed=needed,
         available=available,
+    )
+
+
+def _no_memory(error: MPI.Exception) -> BackendUnavailableError:
+    return BackendUnavailableError(
+        f"MPI store: expected to be told where a window's memory is, got MPI error "
+        f"{error.Get_error_code()} ({error.Get_error_string()}); use the file store"
     )
 
 
