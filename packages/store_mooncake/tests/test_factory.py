@@ -155,7 +155,7 @@ def test_missing_mooncake_says_what_to_install(monkeypatch: pytest.MonkeyPatch) 
         factory.open(SUITE_LAYOUT)
 
 
-class _SlowClient:
+class _Client:
     """One that is asked to register memory and has not answered yet. Mooncake's own answers at once."""
 
     def __init__(self) -> None:
@@ -173,13 +173,17 @@ class _SlowClient:
         return 0
 
 
-def test_connection_whose_memory_is_not_registered_in_time_is_closed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    client = _SlowClient()
+@pytest.fixture
+def client(monkeypatch: pytest.MonkeyPatch) -> _Client:
+    """The one of every factory of a test, in place of Mooncake's."""
+    client = _Client()
     monkeypatch.setattr(_factory, "make_client", lambda: client)
     monkeypatch.setattr(_factory, "make_replicate_config", lambda _settings: None)
     monkeypatch.setattr(_factory, "connect", lambda *_arguments: None)
+    return client
+
+
+def test_connection_whose_memory_is_not_registered_in_time_is_closed(client: _Client) -> None:
     settings = MooncakeSettings(master_server_address="127.0.0.1:50051", call_timeout_s=0.01)
     factory = MooncakeStoreFactory(StoreConfig(timeout_s=0.01), settings)
     with pytest.raises(BackendUnavailableError, match=r"within 0\.01 s"):
@@ -187,6 +191,19 @@ def test_connection_whose_memory_is_not_registered_in_time_is_closed(
     assert not client.closed.is_set()
     client.answer.set()
     assert client.closed.wait(30.0)
+
+
+def test_connection_of_a_process_without_further_threads_is_told_and_closed(
+    client: _Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    factory = MooncakeStoreFactory(StoreConfig(location="127.0.0.1:50051"))
+    with pytest.raises(BackendUnavailableError, match="can't start new thread"):
+        factory.open(SUITE_LAYOUT)
+    assert client.closed.is_set()
 
 
 @pytest.fixture
@@ -201,7 +218,7 @@ def test_child_forked_while_another_thread_loads_mooncake_is_told(
 ) -> None:
     loading, go_on = threading.Event(), threading.Event()
 
-    def load_slowly() -> _SlowClient:
+    def load_slowly() -> _Client:
         loading.set()
         go_on.wait()
         raise BackendUnavailableError("no Mooncake")
