@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from queue import SimpleQueue
 from typing import Final
 
 import pytest
@@ -79,16 +80,17 @@ def test_call_that_has_no_time_left_is_late_at_once() -> None:
     assert memory.free.wait(LONG_S)
 
 
+def _refuse(_: threading.Thread) -> None:
+    """As Python does where the system has no more threads."""
+    raise RuntimeError("can't start new thread")
+
+
 def test_call_without_a_thread_is_not_made_and_holds_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     calls, memory, made = Calls(max_late=1), Memory(), list[int]()
-
-    def refuse(_: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
     with monkeypatch.context() as patch:
-        patch.setattr(threading.Thread, "start", refuse)
+        patch.setattr(threading.Thread, "start", _refuse)
         with pytest.raises(UnansweredError, match="can't start new thread"):
             calls.run(lambda: made.append(1), LONG_S, memory)
     assert memory.free.is_set()
@@ -135,6 +137,80 @@ def test_closing_waits_for_late_calls_but_not_for_long() -> None:
     answer.set()
     assert ended.wait(LONG_S)
     assert order == ["late", "last"]
+
+
+def test_end_without_a_new_thread_is_made_by_one_that_waits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    calls, made = Calls(max_late=1), list[int]()
+    waiting = calls.run(threading.get_ident, LONG_S)
+    monkeypatch.setattr(threading.Thread, "start", _refuse)
+    for _ in range(2):
+        calls.close(lambda: made.append(threading.get_ident()), LONG_S)
+    assert made == [waiting]
+
+
+def test_end_without_any_thread_is_made_by_who_closes(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls, made = Calls(max_late=1), list[int]()
+    monkeypatch.setattr(threading.Thread, "start", _refuse)
+    for _ in range(2):
+        calls.close(lambda: made.append(threading.get_ident()), LONG_S)
+    assert made == [threading.get_ident()]
+
+
+def test_end_without_a_new_thread_is_made_by_that_of_the_late_call(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    calls, answer, ended = Calls(max_late=1), threading.Event(), threading.Event()
+    threads: list[int] = []
+
+    def late() -> None:
+        answer.wait(LONG_S)
+        threads.append(threading.get_ident())
+
+    def last() -> None:
+        threads.append(threading.get_ident())
+        ended.set()
+
+    with pytest.raises(UnansweredError):
+        calls.run(late, SHORT_S)
+    monkeypatch.setattr(threading.Thread, "start", _refuse)
+    calls.close(last, SHORT_S)
+    assert threads == []
+    answer.set()
+    assert ended.wait(LONG_S)
+    assert threads[0] == threads[1] != threading.get_ident()
+
+
+def test_end_asked_for_while_a_call_gets_no_thread_is_made_after_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    calls, memory = Calls(max_late=1), Memory()
+    holders: list[int] = []
+
+    def close_and_refuse(thread: threading.Thread) -> None:
+        calls.close(lambda: holders.append(memory.holders), SHORT_S)
+        assert holders == []
+        _refuse(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", close_and_refuse)
+    with pytest.raises(UnansweredError, match="can't start new thread"):
+        calls.run(lambda: None, LONG_S, memory)
+    assert holders == [0]
+
+
+def test_end_that_fails_is_waited_for_no_longer_and_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    calls, told = Calls(max_late=1), SimpleQueue[type[BaseException]]()
+    monkeypatch.setattr(threading, "excepthook", lambda failure: told.put(failure.exc_type))
+
+    def fail() -> None:
+        raise KeyError(7)
+
+    # It would be for ever.
+    calls.close(fail, threading.TIMEOUT_MAX)
+    assert told.get(timeout=LONG_S) is KeyError
 
 
 def _eventually_made(calls: Calls) -> bool:

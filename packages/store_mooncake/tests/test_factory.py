@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Final
 
 import attrs
@@ -17,11 +19,12 @@ from radixlink_contracts.errors import (
     CapacityError,
     ContractError,
 )
-from radixlink_store_mooncake import MooncakeSettings, MooncakeStoreFactory, _factory
+from radixlink_store_mooncake import MooncakeSettings, MooncakeStoreFactory, _factory, _process
 from radixlink_testing import SUITE_LAYOUT
 from radixlink_testing.pages import page_keys, page_parts
 
 from .conftest import BUFFER_BYTES, free_port
+from .forked import told_in_child
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -152,7 +155,7 @@ def test_missing_mooncake_says_what_to_install(monkeypatch: pytest.MonkeyPatch) 
         factory.open(SUITE_LAYOUT)
 
 
-class _SlowClient:
+class _Client:
     """One that is asked to register memory and has not answered yet. Mooncake's own answers at once."""
 
     def __init__(self) -> None:
@@ -170,13 +173,17 @@ class _SlowClient:
         return 0
 
 
-def test_connection_whose_memory_is_not_registered_in_time_is_closed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    client = _SlowClient()
+@pytest.fixture
+def client(monkeypatch: pytest.MonkeyPatch) -> _Client:
+    """The one of every factory of a test, in place of Mooncake's."""
+    client = _Client()
     monkeypatch.setattr(_factory, "make_client", lambda: client)
     monkeypatch.setattr(_factory, "make_replicate_config", lambda _settings: None)
     monkeypatch.setattr(_factory, "connect", lambda *_arguments: None)
+    return client
+
+
+def test_connection_whose_memory_is_not_registered_in_time_is_closed(client: _Client) -> None:
     settings = MooncakeSettings(master_server_address="127.0.0.1:50051", call_timeout_s=0.01)
     factory = MooncakeStoreFactory(StoreConfig(timeout_s=0.01), settings)
     with pytest.raises(BackendUnavailableError, match=r"within 0\.01 s"):
@@ -184,6 +191,84 @@ def test_connection_whose_memory_is_not_registered_in_time_is_closed(
     assert not client.closed.is_set()
     client.answer.set()
     assert client.closed.wait(30.0)
+
+
+def test_connection_of_a_process_without_further_threads_is_told_and_closed(
+    client: _Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    factory = MooncakeStoreFactory(StoreConfig(location="127.0.0.1:50051"))
+    with pytest.raises(BackendUnavailableError, match="can't start new thread"):
+        factory.open(SUITE_LAYOUT)
+    assert client.closed.is_set()
+
+
+@pytest.fixture
+def _as_if_never_connected(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other tests have connected this process, which is reason enough to refuse its children."""
+    monkeypatch.setattr(_process, "_CONNECTED", set[tuple[int, int]]())
+
+
+@pytest.mark.usefixtures("_as_if_never_connected")
+def test_child_forked_while_another_thread_loads_mooncake_is_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    loading, go_on = threading.Event(), threading.Event()
+
+    def load_slowly() -> _Client:
+        loading.set()
+        go_on.wait()
+        raise BackendUnavailableError("no Mooncake")
+
+    monkeypatch.setattr(_factory, "make_client", load_slowly)
+    factory = MooncakeStoreFactory(StoreConfig(location="127.0.0.1:50051"))
+    with ThreadPoolExecutor(1) as threads:
+        opened = threads.submit(factory.open, SUITE_LAYOUT)
+        loading.wait()
+        told = told_in_child(lambda: factory.open(SUITE_LAYOUT), factory.close)
+        go_on.set()
+        with pytest.raises(BackendUnavailableError, match="no Mooncake"):
+            opened.result()
+    opening, closing = told
+    assert f"one of {os.getpid()} in its forked child" in opening
+    assert closing == "nothing"
+    factory.close()
+
+
+@pytest.mark.usefixtures("_as_if_never_connected")
+def test_child_forked_while_another_thread_connects_is_told_whichever_factory_it_asks(
+    mooncake: Mooncake,
+) -> None:
+    del mooncake
+    with socket.create_server(("127.0.0.1", 0)) as master, ThreadPoolExecutor(1) as threads:
+        config = StoreConfig(location=f"127.0.0.1:{master.getsockname()[1]}", timeout_s=5.0)
+        factory, other = MooncakeStoreFactory(config), MooncakeStoreFactory(config)
+        opened = threads.submit(factory.open, SUITE_LAYOUT)
+        # It is looked whether anybody listens; what follows waits for an answer.
+        master.accept()[0].close()
+        opening, closing, opening_other = told_in_child(
+            lambda: factory.open(SUITE_LAYOUT), factory.close, lambda: other.open(SUITE_LAYOUT)
+        )
+        with pytest.raises(BackendUnavailableError, match="did not answer as one"):
+            opened.result()
+    for told in (opening, opening_other):
+        assert f"forked from {os.getpid()} after that" in told
+    assert closing == "nothing"
+
+
+@pytest.mark.usefixtures("_as_if_never_connected")
+def test_factory_that_only_a_child_uses_is_the_child_s(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "mooncake.store", None)
+    factory = MooncakeStoreFactory(StoreConfig(location="127.0.0.1:50051"))
+
+    def open_in_child() -> None:
+        with pytest.raises(BackendUnavailableError, match="pip install"):
+            factory.open(SUITE_LAYOUT)
+
+    assert told_in_child(open_in_child, factory.close) == ["nothing", "nothing"]
 
 
 def test_page_that_fits_no_buffer_is_refused(factory: MooncakeStoreFactory) -> None:

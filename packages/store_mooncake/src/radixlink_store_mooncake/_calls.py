@@ -5,7 +5,8 @@ one never does. So each call is made on a daemon thread that is handed it, and t
 longer than it wants to. A call that is late keeps its thread, and the staging memory it was given,
 until it returns, for it still writes there. After `max_late` of them further calls are refused at
 once: a hung engine costs some deadlines, then nothing. And the engine is not closed under a call
-that runs, however late: that ends the process.
+that runs, however late: that ends the process. Whoever ends the last of them closes it, so that it
+needs no further thread, which there may not be.
 """
 
 from __future__ import annotations
@@ -43,9 +44,16 @@ class _Job:
         #: Locked until the call has returned.
         self.returned: Final = threading.Lock()
         self.returned.acquire()
-        #: These two are guarded by the condition of `Calls`.
+        #: These two are guarded by the mutex of `Calls`.
         self.over = False
         self.late = False
+
+    def make(self) -> None:
+        """It has returned. For the last call, which nobody takes for late."""
+        try:
+            self.run()
+        finally:
+            self.returned.release()
 
 
 class Calls:
@@ -61,13 +69,15 @@ class Calls:
             max_late: How many calls may be late before further ones are refused.
         """
         self._max_late: Final = max_late
-        #: Guards all below, and tells of the last call's return.
-        self._returned: Final = threading.Condition()
+        #: Guards all below.
+        self._mutex: Final = threading.Lock()
         #: The queues of threads that wait for work; the one used last is used next.
         self._idle: Final[deque[SimpleQueue[_Job | None]]] = deque()
         self._num_running = 0
         self._num_late = 0
         self._closed = False
+        #: What is made when nothing runs any more, until it is; of the closed only.
+        self._last: _Job | None = None
 
     def run(self, work: Callable[[], _T], timeout_s: float, held: Held | None = None) -> _T:
         """What the call returns.
@@ -94,7 +104,7 @@ class Calls:
                     held.release()
 
         job = _Job(make)
-        with self._returned:
+        with self._mutex:
             if self._closed:
                 raise UnansweredError("Mooncake: expected an open connection, got a closed one")
             if self._num_late >= self._max_late:
@@ -110,16 +120,14 @@ class Calls:
         try:
             self._hand_over(job, queue)
         except RuntimeError as error:
-            with self._returned:
-                self._num_running -= 1
-                self._returned.notify_all()
             if held is not None:
                 held.release()
+            self._end_one_here()
             raise UnansweredError(
                 f"Mooncake: expected a thread for a call, got: {error}", transient=True
             ) from error
         if not job.returned.acquire(timeout=max(timeout_s, 0.0)):
-            with self._returned:
+            with self._mutex:
                 job.late = not job.over
                 self._num_late += job.late
             if job.late:
@@ -136,26 +144,51 @@ class Calls:
         """No call is made any more, and `last` is made once those that run have returned. Idempotent.
 
         Args:
-            last: The last call, on a thread of its own: what it ends must not end under another.
-            timeout_s: How long to wait for it. After that it is left to its thread.
+            last: The last call: what it ends must not end under another. It is made by the thread
+                of the call that returns last, or by one that waits; without either by a new one,
+                and if there is none, here.
+            timeout_s: How long to wait for it. After that it is left to its thread. It does not
+                count where `last` is made here.
         """
-
-        def end() -> None:
-            with self._returned:
-                self._returned.wait_for(lambda: not self._num_running)
-            last()
-
-        with self._returned:
+        job = _Job(last)
+        with self._mutex:
             if self._closed:
                 return
             self._closed = True
             idle = list(self._idle)
             self._idle.clear()
-        for queue in idle:
-            queue.put(None)
-        thread = threading.Thread(target=end, name="radixlink-mooncake", daemon=True)
-        thread.start()
-        thread.join(timeout_s)
+            self._last = job
+            nothing_runs = not self._num_running
+            self._num_running += nothing_runs
+        queue = idle.pop() if idle and nothing_runs else None
+        for waiting in idle:
+            waiting.put(None)
+        if nothing_runs:
+            # A call that does nothing, for the end of a call is where the last one is made.
+            try:
+                self._hand_over(_Job(lambda: None), queue)
+            except RuntimeError:
+                self._end_one_here()
+        job.returned.acquire(timeout=max(timeout_s, 0.0))
+
+    def _end_one(self) -> _Job | None:
+        """One call fewer runs. Under the mutex.
+
+        Returns:
+            The last call, which the caller makes without the mutex, if it is time for it.
+        """
+        self._num_running -= 1
+        if self._num_running:
+            return None
+        last, self._last = self._last, None
+        return last
+
+    def _end_one_here(self) -> None:
+        """One call fewer runs: one that got no thread."""
+        with self._mutex:
+            last = self._end_one()
+        if last is not None:
+            last.make()
 
     def _hand_over(self, job: _Job, queue: SimpleQueue[_Job | None] | None) -> None:
         """Give a call to a thread that waits, or to a new one.
@@ -174,17 +207,17 @@ class Calls:
         """Run the calls of one queue, one at a time."""
         while (job := queue.get()) is not None:
             job.run()
-            with self._returned:
+            with self._mutex:
                 job.over = True
-                self._num_running -= 1
                 self._num_late -= job.late
+                last = self._end_one()
                 closed = self._closed
-                if closed:
-                    self._returned.notify_all()
-                else:
+                if not closed:
                     self._idle.append(queue)
             job.returned.release()
             # Nothing of it is kept while there is nothing to do.
             del job
+            if last is not None:
+                last.make()
             if closed:
                 return

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, Protocol, cast
 
 from radixlink_contracts.errors import BackendUnavailableError
 from radixlink_store_mooncake._codes import Code
-from radixlink_store_mooncake._process import note_connecting, require_no_fork
+from radixlink_store_mooncake._process import about_to_connect, require_no_fork
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -150,10 +150,10 @@ def connect(client: MooncakeClient, settings: MooncakeSettings, timeout_s: float
     Cost: about a second, most of it for a process that tries it first; see `_probe`.
     """
     require_no_fork()
-    # Mooncake tries for minutes where nobody listens; this tells at once.
-    local_hostname = settings.local_hostname or _reach(settings, timeout_s)
-    _try(settings, local_hostname, timeout_s)
-    note_connecting()
+    with about_to_connect():
+        # Mooncake tries for minutes where nobody listens; this tells at once.
+        local_hostname = settings.local_hostname or _reach(settings, timeout_s)
+        _try(settings, local_hostname, timeout_s)
     code = client.setup(
         local_hostname,
         settings.metadata_server,

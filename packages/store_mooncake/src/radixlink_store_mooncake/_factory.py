@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 class _Connection:
     """What all stores of a factory share."""
 
-    process: int
     client: MooncakeClient
     pages: PageClient
     calls: Calls
@@ -72,6 +71,8 @@ class MooncakeStoreFactory:
                 f"{settings}"
             )
         self._settings: Final = settings or MooncakeSettings.from_location(location)
+        #: The first process that opened or closed it.
+        self._process: int | None = None
         self._mutex: Final = threading.Lock()
         self._connection: _Connection | None = None
         self._stores: list[MooncakePageStore] = []
@@ -83,13 +84,18 @@ class MooncakeStoreFactory:
         Raises:
             CapacityError: A page does not fit a staging buffer.
             BackendUnavailableError: Mooncake is not installed, or no master answers; or this
-                process was forked from one that has connected.
+                process was forked from one that has connected, or that has used this factory.
             StaleHandleError: The factory was closed.
 
         Owns: the caller closes it; so does the factory's close.
         """
-        # Before the mutex, which such a child may find held for ever.
         require_no_fork()
+        process, user = os.getpid(), self._user()
+        if user != process:
+            raise BackendUnavailableError(
+                f"Mooncake store: expected a factory of this process, got one of {user} in its "
+                f"forked child {process}; make a factory in each process"
+            )
         page_format = PageFormat.of(layout)
         needed, available = page_format.object_bytes, self._settings.buffer_bytes
         if needed > available:
@@ -124,9 +130,8 @@ class MooncakeStoreFactory:
         progress, and then for Mooncake: about a second, and no more than `call_timeout_s`. In a
         forked child it disconnects nobody.
         """
-        connection = self._connection
-        if connection is not None and connection.process != os.getpid():
-            # Kept: a child that drops it ends.
+        if self._user() != os.getpid():
+            # The connection, if there is one, is kept: a child that drops it ends.
             return
         with self._mutex:
             self._closed = True
@@ -136,6 +141,16 @@ class MooncakeStoreFactory:
             store.close()
         if connection is not None:
             self._disconnect(connection)
+
+    def _user(self) -> int:
+        """The process that uses it: this one, unless it was forked from one that did.
+
+        To be asked before the mutex is taken, which such a child may find held for ever by a thread
+        that it does not have.
+        """
+        if self._process is None:
+            self._process = os.getpid()
+        return self._process
 
     def _connect(self) -> _Connection:
         """A connection, its staging registered.
@@ -149,7 +164,6 @@ class MooncakeStoreFactory:
         calls = Calls(settings.max_late_calls)
         staging = Staging(settings.buffer_bytes, settings.num_buffers)
         connection = _Connection(
-            process=os.getpid(),
             client=client,
             pages=PageClient(client, put_config, calls, settings.call_timeout_s),
             calls=calls,
