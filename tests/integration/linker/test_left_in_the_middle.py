@@ -1,4 +1,7 @@
-"""What raises in the middle of a beginning: no slot, lock, room or operation of it is left behind."""
+"""What raises in the middle of a call: no slot, lock, room or operation is left behind.
+
+A beginning takes back what it had at once; everything else `reset` brings back, or `detach`.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from tests.integration.linker.models import FULL_SWA, FULL_SWA_MAMBA
 from tests.integration.linker.sequences import key_of
 from typing_extensions import override
 
-from radixlink_contracts import ExternalMatch, LoadMode, RequestId
+from radixlink_contracts import ExternalMatch, LoadMode, RequestId, StepReport
 from radixlink_contracts.errors import AgreementError
 from radixlink_linker import LinkerSettings
 
@@ -117,6 +120,82 @@ def test_a_load_that_raises_in_its_beginning_leaves_nothing(
         rank.cache.step()
     replica.reset()
     assert replica.restore("b", TOKENS).landed == ("b",)
+
+
+def break_insert(patched: pytest.MonkeyPatch, rank: Rank) -> None:
+    """The tree has not taken the slots."""
+    patched.setattr(rank.tree, "insert", leave)
+
+
+def break_lock(patched: pytest.MonkeyPatch, rank: Rank) -> None:
+    """The tree has taken them, and the lock is still on the old end."""
+    patched.setattr(rank.tree, "inc_lock_ref", leave)
+
+
+def break_unlock(patched: pytest.MonkeyPatch, rank: Rank) -> None:
+    """The lock is on both ends."""
+    patched.setattr(rank.tree, "dec_lock_ref", leave)
+
+
+def break_end(patched: pytest.MonkeyPatch, rank: Rank) -> None:
+    """The load is published and still holds its lock."""
+    wrapper = rank.cache._wrapper
+    assert wrapper is not None
+    patched.setattr(wrapper._loads, "tell_waiters", leave)
+
+
+def in_use(rank: Rank) -> list[int]:
+    """Slots of each pool that somebody holds."""
+    sizes, available = rank.slots.sizes, rank.slots.available_sizes
+    return [size - left for size, left in zip(sizes, available, strict=True)]
+
+
+@pytest.mark.parametrize("model", [FULL_SWA, FULL_SWA_MAMBA])
+@pytest.mark.parametrize("broken", [break_insert, break_lock, break_unlock, break_end])
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_a_commit_that_raises_is_brought_back_by_a_reset(
+    make_replica: MakeReplica, broken: Break, model: Model, num_ranks: int
+) -> None:
+    replica = make_replica(num_ranks, model=model, by_hand=True)
+    replica.store(TOKENS)
+    waiting = replica.queue("a", TOKENS)
+    replica.start()
+    for rank in replica.ranks:
+        rank.by_hand.run(waiting.operation_id)
+    # The others go through with it.
+    with pytest.MonkeyPatch.context() as patched:
+        broken(patched, replica.ranks[0])
+        first, *others = replica.outcomes(lambda rank: rank.cache.step())
+    assert isinstance(first, LeftError)
+    assert [isinstance(other, StepReport) for other in others] == [True] * (num_ranks - 1)
+    replica.reset()
+    for rank in replica.ranks:
+        rank.check_idle()
+        assert in_use(rank) == [0] * len(rank.slots.sizes)
+    replica.queue("b", TOKENS)
+    replica.start()
+    assert replica.settle().landed == ("b",)
+
+
+@pytest.mark.parametrize("broken", [break_insert, break_lock, break_unlock, break_end])
+def test_a_commit_that_raises_leaves_nothing_behind_a_detach(
+    make_replica: MakeReplica, broken: Break
+) -> None:
+    replica = make_replica(model=FULL_SWA_MAMBA, by_hand=True)
+    replica.store(TOKENS)
+    waiting = replica.queue("a", TOKENS)
+    replica.start()
+    (rank,) = replica.ranks
+    rank.by_hand.run(waiting.operation_id)
+    with pytest.MonkeyPatch.context() as patched:
+        broken(patched, rank)
+        with pytest.raises(LeftError):
+            rank.cache.step()
+    rank.cache.detach()
+    rank.check_idle()
+    assert rank.cache.holders().locks == ()
+    replica.evict()
+    assert in_use(rank) == [0, 0, 0]
 
 
 @pytest.mark.parametrize("at", ["the clock", "the tree"])

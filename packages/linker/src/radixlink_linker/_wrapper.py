@@ -420,15 +420,19 @@ class UnifiedCacheLinkerWrapper:
 
     def _retire(self, operation: AnyOperation) -> None:
         """No rank touches the slots any more: the operation is over."""
-        self._operations.remove(operation)
         if isinstance(operation, LoadOperation):
             self._loads.retire(operation)
         self._give_back(operation)
+        # Last, so that where this is left in its middle, `drop_everything` finds the rest.
+        self._operations.remove(operation)
 
     def _give_back(self, operation: AnyOperation) -> None:
-        """Give back slots and lock."""
+        """Give back slots and lock; called again, what it was left before."""
         if isinstance(operation, LoadOperation):
             self._loads.give_back(operation)
+            if operation.anchor is not None:
+                self._tree.dec_lock_ref(operation.anchor.to_dec_params())
+                operation.anchor = None
             if operation.lends:
                 # The batch of its request may read what only this lock keeps.
                 self._slots.retire_lock(operation.receipt)
