@@ -15,7 +15,7 @@ from tests.integration.linker.sequences import key_of
 from typing_extensions import override
 
 from radixlink_contracts import ExternalMatch, LoadMode, RequestId, StepReport
-from radixlink_contracts.errors import AgreementError
+from radixlink_contracts.errors import AgreementError, ContractError
 from radixlink_linker import LinkerSettings
 
 if TYPE_CHECKING:
@@ -238,5 +238,121 @@ def test_a_touch_that_raises_in_its_beginning_leaves_nothing(make_replica: MakeR
     rank.cache.dec_lock_ref(computation.receipt.to_dec_params())
     assert rank.cache.holders().operations == ()
     replica.reset()
+    replica.store(TOKENS)
+    assert replica.restore("a", TOKENS).landed == ("a",)
+
+
+def break_tree(patched: pytest.MonkeyPatch, rank: Rank) -> None:
+    """The tree, before it has decided anything."""
+    for name in ("match", "insert", "evict"):
+        patched.setattr(rank.tree, name, leave)
+
+
+def break_free(patched: pytest.MonkeyPatch, rank: Rank) -> None:
+    """The allocators, when the tree has decided."""
+    assert rank.device.states is not None
+    patched.setattr(rank.allocator, "free", leave)
+    patched.setattr(rank.device.full, "free", leave)
+    patched.setattr(rank.device.states, "free", leave)
+
+
+@pytest.mark.parametrize("broken", [break_tree, break_free])
+@pytest.mark.parametrize("num_ranks", [1, 2])
+@pytest.mark.parametrize("call", ["insert", "evict"])
+def test_an_insert_or_evict_that_raises_is_the_last_before_a_reset(
+    make_replica: MakeReplica, call: str, num_ranks: int, broken: Break
+) -> None:
+    replica = make_replica(num_ranks, model=FULL_SWA_MAMBA)
+    # The second brings what the first has put into the tree by then.
+    for rank in replica.ranks:
+        computations = [rank.begin(TOKENS), rank.begin(TOKENS)]
+        assert computations[0] is not None
+        rank.end(computations[0])
+    replica.settle()
+    first, *others = replica.ranks
+    for rank in others:
+        rank.end(rank.computing[0]) if call == "insert" else rank.evict()
+    with pytest.MonkeyPatch.context() as patched:
+        broken(patched, first)
+        with pytest.raises(LeftError):
+            first.end(first.computing[0]) if call == "insert" else first.evict()
+    with pytest.raises(AgreementError, match=call):
+        first.cache.step()
+    if call == "insert":
+        (left,) = first.computing
+        first.computing.remove(left)
+        first.cache.dec_lock_ref(left.receipt.to_dec_params())
+        if broken is break_tree:
+            # It was not even asked: they are the engine's.
+            first._give_back(left.slots, left.state)
+        else:
+            assert left.state is not None
+            first._give_back(left.slots[:0], left.state)
+    replica.reset()
+    for rank in replica.ranks:
+        assert in_use(rank) == [0, 0, 0]
+    replica.store(TOKENS)
+    assert replica.restore("a", TOKENS).landed == ("a",)
+
+
+def test_a_match_that_raises_in_the_tree_is_the_last_before_a_reset(
+    make_replica: MakeReplica,
+) -> None:
+    replica = make_replica()
+    (rank,) = replica.ranks
+    with pytest.MonkeyPatch.context() as patched:
+        break_tree(patched, rank)
+        with pytest.raises(LeftError):
+            rank.match("a", TOKENS)
+    with pytest.raises(AgreementError, match="match_prefix"):
+        rank.cache.step()
+    replica.reset()
+    replica.store(TOKENS)
+    assert replica.restore("a", TOKENS).landed == ("a",)
+
+
+def test_a_fork_that_raises_is_the_last_before_a_reset(make_replica: MakeReplica) -> None:
+    replica = make_replica(model=FULL_SWA_MAMBA)
+    replica.compute(TOKENS)
+    replica.settle()
+    (rank,) = replica.ranks
+    receipt = rank.lock(TOKENS)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(rank.slots, "_copy_state", leave)
+        with pytest.raises(LeftError):
+            rank.cache.fork_state(receipt)
+    with pytest.raises(AgreementError, match="fork_state"):
+        rank.cache.step()
+    rank.unlock()
+    replica.reset()
+    assert in_use(rank) == [0, 0, 0]
+
+
+def test_slots_whose_retirement_raises_are_free_after_a_reset(make_replica: MakeReplica) -> None:
+    replica = make_replica()
+    (rank,) = replica.ranks
+    computations = [rank.begin(TOKENS), rank.begin(TOKENS)]
+    replica.launch()
+    for computation in computations:
+        assert computation is not None
+        rank.end(computation)
+    assert rank.slots.num_retired == len(TOKENS)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(rank.allocator._inner, "free", leave)
+        with pytest.raises(LeftError):
+            rank.cache.batch_retired(1)
+    with pytest.raises(AgreementError, match="batch_retired"):
+        rank.cache.step()
+    replica.reset()
+    assert in_use(rank) == [0]
+
+
+def test_what_is_refused_is_no_end(make_replica: MakeReplica) -> None:
+    replica = make_replica()
+    (rank,) = replica.ranks
+    with pytest.raises(ContractError, match="expected at most 0 batches"):
+        rank.cache.batch_retired(1)
+    with pytest.raises(ContractError):
+        rank.evict(swa_num_tokens=2)
     replica.store(TOKENS)
     assert replica.restore("a", TOKENS).landed == ("a",)

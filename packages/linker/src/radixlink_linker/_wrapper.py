@@ -527,9 +527,9 @@ class UnifiedCacheLinkerWrapper:
         """End every operation and forget every request, without a frame.
 
         For reset and detach, which all ranks call, and which make the tree forget what is on its way
-        of its nodes. Returns when this rank's linker touches no slot
-        any more. Steps are counted from 0 again: ranks that differed may have made unlike many.
-        Idempotent, also where a signal's exception ended it.
+        of its nodes. Returns when this rank's linker touches no slot any more. Steps are counted
+        from 0 again: ranks that differed may have made unlike many. Idempotent, also where a
+        signal's exception ended it.
 
         Raises:
             LinkError: The linker could not be quiesced; nothing is given back then.
