@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from concurrent.futures import ThreadPoolExecutor
 from functools import reduce
 from typing import TYPE_CHECKING
 
@@ -268,3 +269,58 @@ def test_many_steps_leave_no_rank_behind() -> None:
 
     run_in_threads(ThreadGroup.create(3), case)
     assert counts == [300, 300, 300]
+
+
+def release_interrupted(
+    two: tuple[ThreadGroup, ...], monkeypatch: pytest.MonkeyPatch
+) -> tuple[ThreadGroup, ThreadGroup]:
+    """The first rank of a pair that was renewed but for its release, and the other's new group."""
+    first, second = two
+    with monkeypatch.context() as patched, ThreadPoolExecutor(1) as other:
+        patched.setattr(first, "_release", interrupted)
+        renewed = other.submit(second.renew, PATIENCE_S)
+        with pytest.raises(KeyboardInterrupt):
+            first.renew(PATIENCE_S)
+        return first, renewed.result(PATIENCE_S)
+
+
+def test_a_renewal_that_was_left_as_the_old_group_was_released_is_had_by_the_next_call(
+    two: tuple[ThreadGroup, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old, other = release_interrupted(two, monkeypatch)
+    with pytest.raises(AgreementError, match="renew: left by KeyboardInterrupt"):
+        old.all_and(bytearray(8), SHORT_S)
+    # It meets nobody.
+    renewed = old.renew(SHORT_S)
+    with pytest.raises(InvalidTransitionError, match="it was renewed, epoch 1 follows"):
+        old.renew(SHORT_S)
+
+    def case(group: RankGroup) -> None:
+        check_group_works(group)
+        check_group_works(group.renew(PATIENCE_S))
+
+    run_in_threads((renewed, other), case)
+
+
+def test_a_roll_call_behind_such_a_renewal_is_where_the_others_are(
+    two: tuple[ThreadGroup, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old, other = release_interrupted(two, monkeypatch)
+
+    def case(group: RankGroup) -> None:
+        marks = group.roll_call(f"mark {group.rank}", PATIENCE_S)
+        assert marks == {0: "mark 0", 1: "mark 1"}
+
+    run_in_threads((old, other), case)
+
+
+def test_a_group_that_is_closed_behind_such_a_renewal_takes_the_new_one_with_it(
+    two: tuple[ThreadGroup, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old, _ = release_interrupted(two, monkeypatch)
+    successor = old._successor
+    assert successor is not None
+    old.close()
+    for group in (old, successor):
+        with pytest.raises(InvalidTransitionError, match="close was called"):
+            group.renew(SHORT_S)

@@ -391,3 +391,71 @@ def test_release_all_ends_every_batch() -> None:
         assert (world.in_use, world.slots.num_retired) == ((0,), 0)
     world.slots.retire(world.take(1))
     assert world.in_use == (0,)
+
+
+# -- left in the middle ----------------------------------------------------------------------------
+
+
+def interrupted(_: object) -> None:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("retiring", [False, True])
+def test_what_a_call_was_left_before_is_carried_out_by_the_next(
+    monkeypatch: pytest.MonkeyPatch, *, retiring: bool
+) -> None:
+    world = World(FULL, SWA, MAMBA)
+    kept, incoming, other = world.take_full(1), world.take(1), world.take(1)
+    actions = (
+        FreeMambaSlots(slots=(world.take_state(), world.take_state())),
+        MoveSWA(from_full=incoming, to_full=kept),
+        FreeDeviceKVFullOnly(indices=incoming),
+        FreeDeviceKV(indices=other),
+    )
+    with monkeypatch.context() as patched:
+        patched.setattr(world.pair.full, "free", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            (world.slots.apply_retiring if retiring else world.slots.apply)(actions)
+    assert world.in_use == (6, 4, 0)
+    world.slots.release_all()
+    assert world.in_use == (2, 2, 0)
+    world.slots.release_all()
+    assert world.in_use == (2, 2, 0)
+
+
+def test_what_is_retired_is_so_until_it_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World()
+    first, second = world.take(1), world.take(2)
+    free = world.pool.free
+    left: list[torch.Tensor] = []
+
+    def interrupted_once(indices: torch.Tensor) -> None:
+        if len(indices) == 2 * PAGE_SIZE and not left:
+            left.append(indices)
+            raise KeyboardInterrupt
+        free(indices)
+
+    monkeypatch.setattr(world.pool, "free", interrupted_once)
+    world.slots.batch_launched()
+    world.slots.retire(first)
+    world.slots.retire(second)
+    with pytest.raises(KeyboardInterrupt):
+        world.slots.batch_retired(1)
+    assert (world.in_use, world.slots.num_retired) == ((4,), 4)
+    world.slots.release_all()
+    assert (world.in_use, world.slots.num_retired) == ((0,), 0)
+
+
+def test_what_an_allocator_refuses_is_not_tried_again() -> None:
+    world = World()
+    slots = world.take(1)
+    world.slots.batch_launched()
+    world.slots.retire(slots)
+    world.slots.retire(slots)
+    with pytest.raises(ContractError):
+        world.slots.batch_retired(1)
+    assert (world.in_use, world.slots.num_retired) == ((0,), 0)
+    with pytest.raises(ContractError):
+        world.slots.apply((FreeDeviceKV(indices=slots),))
+    world.slots.release_all()
+    assert world.in_use == (0,)

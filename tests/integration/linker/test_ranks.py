@@ -104,6 +104,22 @@ def test_an_answer_of_the_wrong_length_is_a_miss(
     assert replica.ask("a", TOKENS).external is ExternalMatch.MISS
 
 
+def test_an_answer_about_too_few_pages_of_a_pool_says_so(
+    make_replica: MakeReplica, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replica = make_replica(2, by_hand=True)
+    replica.store(TOKENS)
+    answer = PoolTransferResult(
+        restorable_prefix_pages=PageBits.all(4), found={PoolName.KV: PageBits.all(3)}
+    )
+    monkeypatch.setattr(replica.ranks[1].by_hand, "lookup", lambda *_: answer)
+    assert replica.ask("a", TOKENS).external is ExternalMatch.MISS
+    explained = replica.ranks[1].cache.explain(RequestId("a"))
+    assert explained is not None
+    assert explained.lookup is not None
+    assert explained.lookup.error == "expected an answer for 4 pages, got [3, 4]"
+
+
 @pytest.mark.parametrize(
     "answer",
     [

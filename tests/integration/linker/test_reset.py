@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 from tests.integration.linker import ownership
+from tests.integration.linker.models import FULL_SWA_MAMBA
 
 from radixlink_contracts import (
     Completion,
     DecLockRefParams,
     ExternalMatch,
+    OperationKind,
     Outcome,
     StepReport,
 )
@@ -20,6 +22,8 @@ from radixlink_contracts.errors import InvalidTransitionError
 from radixlink_linker import LinkerSettings
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from tests.integration.linker.conftest import MakeReplica
     from tests.integration.linker.replica import Replica
 
@@ -47,32 +51,128 @@ def interrupted(*_: object, **__: object) -> None:
     raise KeyboardInterrupt
 
 
-@pytest.mark.parametrize("end", ["reset", "detach"])
-def test_an_end_that_was_left_in_its_middle_goes_on_when_it_is_called_again(
-    make_replica: MakeReplica, monkeypatch: pytest.MonkeyPatch, end: str
-) -> None:
-    replica = make_replica(by_hand=True)
-    fill(replica)
+def start_load(replica: Replica) -> None:
+    replica.store(TOKENS)
+    replica.queue("a", TOKENS)
+    replica.start()
+
+
+def start_offload(replica: Replica) -> None:
+    replica.compute(TOKENS)
+
+
+def write_off(replica: Replica) -> None:
+    replica.store(TOKENS)
+    operation = replica.queue("a", TOKENS).operation_id
+    replica.start()
     (rank,) = replica.ranks
+    rank.by_hand.complete(operation, Outcome.FAILED, quiesced=False)
+    while not rank.cache.holders().written_off:
+        replica.step()
+
+
+@pytest.mark.parametrize("end", ["reset", "detach"])
+@pytest.mark.parametrize(
+    ("begin", "part"),
+    [
+        (start_load, "slots"),
+        (start_load, "lock"),
+        (start_offload, "lock"),
+        (write_off, "slots"),
+        (write_off, "lock"),
+        (fill, "slots"),
+        (fill, "lock"),
+        (fill, "tree"),
+    ],
+)
+def test_an_end_that_was_left_in_its_middle_goes_on_when_it_is_called_again(
+    make_replica: MakeReplica,
+    monkeypatch: pytest.MonkeyPatch,
+    begin: Callable[[Replica], None],
+    part: str,
+    end: str,
+) -> None:
+    settings = LinkerSettings(step_timeout_s=20.0, write_off_steps=2, written_off_percent=100)
+    replica = make_replica(by_hand=True, settings=settings)
+    begin(replica)
+    (rank,) = replica.ranks
+    # What was launched is processed, so that slots go back at once.
+    rank.slots.release_all()
+    assert rank.tree._receipts.out()
     call = rank.cache.reset if end == "reset" else rank.cache.detach
-    # At the newest operation, an offload: those before it have slots that nobody else knows of.
     with monkeypatch.context() as patched:
-        patched.setattr(rank.tree, "finish_offload", interrupted)
+        match part:
+            case "slots":
+                patched.setattr(rank.allocator, "free", interrupted)
+            case "lock":
+                patched.setattr(rank.tree, "dec_lock_ref", interrupted)
+            case _:
+                patched.setattr(rank.tree, "reset", interrupted)
+                patched.setattr(rank.tree, "detach_linker", interrupted)
         with pytest.raises(KeyboardInterrupt):
             call()
-    if end == "detach":
-        with monkeypatch.context() as patched:
-            patched.setattr(rank.tree, "detach_linker", interrupted)
-            with pytest.raises(KeyboardInterrupt):
-                call()
     call()
-    rank.cache.reset()
     rank.check_idle()
+    assert rank.cache.holders().locks == ()
+    assert rank.cache.holders().num_retired == 0
+    if end == "detach":
+        replica.evict()
     assert rank.allocator.in_use == set()
+    rank.cache.reset()
     if end == "detach":
         replica.attach()
     replica.store(TOKENS)
     assert replica.restore("anew", TOKENS).landed == ("anew",)
+
+
+@pytest.mark.parametrize("end", ["reset", "detach"])
+def test_touches_that_an_end_drops_are_not_counted_any_more(
+    make_replica: MakeReplica, monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    settings = LinkerSettings(step_timeout_s=20.0, touch_after_uses=1, max_touches=1)
+    replica = make_replica(by_hand=True, settings=settings)
+    (rank,) = replica.ranks
+    replica.compute(TOKENS)
+    replica.settle()
+    replica.compute(TOKENS)
+    (status,) = rank.cache.holders().operations
+    assert status.kind is OperationKind.TOUCH
+    name = "reset" if end == "reset" else "detach_linker"
+    call = rank.cache.reset if end == "reset" else rank.cache.detach
+    with monkeypatch.context() as patched:
+        patched.setattr(rank.tree, name, interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            call()
+    call()
+    rank.check_idle()
+    assert rank.cache.holders().operations == ()
+    rank.cache.reset()
+    if end == "detach":
+        replica.attach()
+    replica.compute(TOKENS)
+    replica.settle()
+    replica.compute(TOKENS)
+    (status,) = rank.cache.holders().operations
+    assert status.kind is OperationKind.TOUCH
+
+
+def test_what_a_reset_has_still_to_free_is_free_after_the_next(
+    make_replica: MakeReplica, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replica = make_replica(model=FULL_SWA_MAMBA)
+    replica.compute(TOKENS)
+    replica.compute(range(21, 29))
+    replica.settle()
+    (rank,) = replica.ranks
+    states = rank.device.states
+    assert states is not None
+    for owner in (rank.allocator, states):
+        with monkeypatch.context() as patched:
+            patched.setattr(owner, "free", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                rank.cache.reset()
+    rank.cache.reset()
+    assert rank.slots.available_sizes == rank.slots.sizes
 
 
 @both

@@ -73,6 +73,8 @@ class CheckedGroup(RankGroup, abc.ABC):
         #: How many collectives were entered, and the name of the last.
         self._entered = 0
         self._call = "create"
+        #: What the ranks renewed this group to, until it is handed out.
+        self._successor: Self | None = None
 
     @property
     @override
@@ -144,7 +146,8 @@ class CheckedGroup(RankGroup, abc.ABC):
         """A new group of the same ranks on a new communicator; the old one is closed.
 
         If it fails for want of a rank, it may be tried again: a rank that is late meets what the
-        others began.
+        others began. Where it is left behind that (by a signal's exception, as this one is released),
+        the others have the new group: called again, it returns it, and meets nobody.
 
         Raises:
             AgreementError: Not all ranks took part in time.
@@ -153,8 +156,14 @@ class CheckedGroup(RankGroup, abc.ABC):
         """
         self._health.admit_recovery("renew")
         deadline = self._count("renew", timeout_s)
-        renewed = self._go_through(lambda: self._renewed(deadline), timeout_s, MarkKind.RENEWING)
-        self._end(f"it was renewed, epoch {self._epoch + 1} follows")
+        if self._successor is None:
+            self._successor = self._go_through(
+                lambda: self._renewed(deadline), timeout_s, MarkKind.RENEWING
+            )
+        renewed = self._successor
+        why = f"it was renewed, epoch {self._epoch + 1} follows"
+        self._go_through(lambda: self._end(why), timeout_s)
+        self._successor = None
         return renewed
 
     @override
@@ -166,6 +175,9 @@ class CheckedGroup(RankGroup, abc.ABC):
             InvalidTransitionError: The group was closed or renewed.
         """
         self._health.admit_recovery("roll_call")
+        if self._successor is not None:
+            # The others are there by now.
+            return self._successor.roll_call(mark, timeout_s)
         return self._marks(MarkKind.CALLED, mark, deadline_after("roll_call", timeout_s))
 
     @override
@@ -176,6 +188,10 @@ class CheckedGroup(RankGroup, abc.ABC):
         """
         if self._health.state is not State.CLOSED:
             self._end("close was called")
+        if self._successor is not None:
+            # Nobody else has it.
+            self._successor.close()
+            self._successor = None
 
     @abc.abstractmethod
     def _and(self, words: bytearray, deadline: float) -> None:

@@ -9,6 +9,11 @@ A request's life::
 
 All calls are made on the scheduler thread, on all ranks, in the same order with the same arguments. An abort is told
 only after the engine's ranks agreed on it.
+
+A call that is left in its middle ends the replica until `reset` by all ranks: by a signal's exception, or by one out of
+what the engine handed in, which is its `RequestKV.repoint`, its allocators, its copy of states and its clock. The ranks
+that went through with the call hold what this one does not; here every later call that needs agreement raises
+`AgreementError`. `reset` and `detach` bring everything back, and where they raise they are called again: they go on.
 """
 
 from __future__ import annotations

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     import torch
 
     from radixlink_contracts import LinkedTreeCore, NodeId, RadixKey
+    from radixlink_contracts.actions import CacheAction
     from radixlink_linker._component_transfers import ComponentTransfers
     from radixlink_linker._operation import LoadOperation
     from radixlink_linker._slots import DeviceSlots
@@ -52,8 +53,7 @@ def commit_load(
     plan = operation.plan
     start, end = plan.full_start, plan.end
     key = attrs.evolve(operation.key, token_ids=operation.key.token_ids[:end])
-    anchor = operation.receipt
-    prefix = tree.path_indices(anchor.node_id)
+    prefix = tree.path_indices(operation.node_id)
     full, windows = operation.slots_of(PoolName.KV), operation.slots_of(PoolName.SWA)
     num_late = sum(last - first for first, last in plan.late_windows)
     late = _pair_late(operation, tree, slots, key, prefix)
@@ -76,19 +76,12 @@ def commit_load(
             mamba_value=state,
         )
     )
-    offloads: list[NodeId] = []
-    for action in result.cache_actions:
-        match action:
-            case BackupKV(node_ids=node_ids):
-                offloads.extend(node_ids)
-            case MoveSWA():
-                slots.apply((action,))
-            case FreeDeviceKV() | FreeDeviceKVFullOnly() | FreeSWA() | FreeMambaSlots():
-                operation.surplus.append(action)
-            case _:
-                assert_never(action)
+    # From here on what it allocated is the tree's, so nothing comes before this note of it.
+    at_once, operation.surplus = _divided(result.cache_actions)
     if state is not None and result.mamba_exist:
         operation.surplus.append(FreeMambaSlots(slots=(state,)))
+    operation.committed = True
+    offloads = slots.apply(at_once)
     transfers.commit(operation.transfers, end, result)
     # Where the tree took all full slots, the request runs on the tree's already.
     adopted = result.adopted_ranges
@@ -96,9 +89,26 @@ def commit_load(
     if operation.running is not None and adopted.ranges(ComponentType.FULL) != ((start, end),):
         canonical = tree.path_indices(result.last_device_node)
         operation.running.repoint(plan.start, canonical[plan.start : end])
-    operation.receipt = tree.inc_lock_ref(IncLockRefParams(node_id=result.last_device_node))
-    tree.dec_lock_ref(anchor.to_dec_params())
+    receipt = tree.inc_lock_ref(IncLockRefParams(node_id=result.last_device_node))
+    operation.anchor, operation.receipt = operation.receipt, receipt
+    tree.dec_lock_ref(operation.anchor.to_dec_params())
+    operation.anchor = None
     return offloads
+
+
+def _divided(actions: Iterable[CacheAction]) -> tuple[list[CacheAction], list[CacheAction]]:
+    """Those to carry out at once, and those that free what some rank may still write."""
+    at_once: list[CacheAction] = []
+    frees: list[CacheAction] = []
+    for action in actions:
+        match action:
+            case BackupKV() | MoveSWA():
+                at_once.append(action)
+            case FreeDeviceKV() | FreeDeviceKVFullOnly() | FreeSWA() | FreeMambaSlots():
+                frees.append(action)
+            case _:
+                assert_never(action)
+    return at_once, frees
 
 
 def _pair_late(

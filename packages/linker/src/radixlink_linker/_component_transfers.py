@@ -138,15 +138,21 @@ class ComponentTransfers:
         self, transfers: Sequence[PoolTransfer], request: RequestKV | None, prefix_len: int
     ) -> None:
         """Take back what was allocated, in reverse order."""
-        full = transfer_of(transfers, PoolName.KV)
-        for component, transfer in reversed(self._taking_part(transfers)):
-            component.update_external_linker_load(
-                ExternalLinkerLoadPhase.ABORT,
-                request=request,
-                full_transfer=full,
-                transfer=transfer,
-                prefix_len=prefix_len,
-            )
+        for count in range(len(transfers), 0, -1):
+            self.abort_last(transfers[:count], request, prefix_len)
+
+    def abort_last(
+        self, transfers: Sequence[PoolTransfer], request: RequestKV | None, prefix_len: int
+    ) -> None:
+        """Take back what was allocated last: at least one transfer, in the components' order."""
+        component, transfer = self._taking_part(transfers)[-1]
+        component.update_external_linker_load(
+            ExternalLinkerLoadPhase.ABORT,
+            request=request,
+            full_transfer=transfer_of(transfers, PoolName.KV),
+            transfer=transfer,
+            prefix_len=prefix_len,
+        )
 
     def _taking_part(
         self, transfers: Sequence[PoolTransfer]

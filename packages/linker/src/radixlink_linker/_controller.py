@@ -162,7 +162,11 @@ class UnifiedRadixCache(LinkedPrefixCache):
     @override
     def match_prefix(self, params: MatchPrefixParams) -> MatchResult:
         """Match; see `PrefixCache.match_prefix`."""
-        device = self._tree.match(params)
+        try:
+            device = self._tree.match(params)
+        except BaseException as error:
+            self._left("match_prefix", error, begun=False)
+            raise
         if self._wrapper is None or params.request_id is None:
             return device
         return self._wrapper.match(params.key, params.request_id, device)
@@ -178,8 +182,13 @@ class UnifiedRadixCache(LinkedPrefixCache):
         """Insert, free the duplicates, offload what is due and touch what is hot; see `PrefixCache.insert`."""
         if self._wrapper is not None:
             self._frames.check()
-        result = self._tree.insert(params)
-        due = self._slots.apply_retiring(result.cache_actions)
+        result: InsertResult | None = None
+        try:
+            result = self._tree.insert(params)
+            due = self._slots.apply_retiring(result.cache_actions)
+        except BaseException as error:
+            self._left("insert", error, begun=result is not None)
+            raise
         if self._wrapper is not None:
             if due:
                 self._wrapper.offload(due)
@@ -190,7 +199,25 @@ class UnifiedRadixCache(LinkedPrefixCache):
     @override
     def evict(self, params: EvictParams) -> EvictResult:
         """Evict, and free what went; see `PrefixCache.evict`."""
-        return self._slots.evict(params)
+        result: EvictResult | None = None
+        try:
+            result = self._tree.evict(params)
+            self._slots.apply(result.cache_actions)
+        except BaseException as error:
+            self._left("evict", error, begun=result is not None)
+            raise
+        return result.carried_out()
+
+    def _left(self, call: str, error: BaseException, *, begun: bool) -> None:
+        """A call on the tree or its slots raised: nothing goes on before `reset`, unless it was refused.
+
+        Args:
+            call: Which one.
+            error: What it raised.
+            begun: Something of it is done for certain; where not, a `ContractError` refuses it.
+        """
+        if begun or not isinstance(error, ContractError):
+            self._frames.leave(call, error)
 
     @override
     def inc_lock_ref(self, params: IncLockRefParams) -> IncLockRefResult:
@@ -210,7 +237,12 @@ class UnifiedRadixCache(LinkedPrefixCache):
     @override
     def fork_state(self, receipt: IncLockRefResult) -> int | None:
         """Copy a locked state for a request; see `PrefixCache.fork_state`."""
-        return self._slots.fork_state(self._tree.locked_state(receipt))
+        source = self._tree.locked_state(receipt)
+        try:
+            return self._slots.fork_state(source)
+        except BaseException as error:
+            self._left("fork_state", error, begun=True)
+            raise
 
     @override
     def init_load_back(self, request: RequestKV, mode: LoadMode = LoadMode.STAGED) -> LoadBack:
@@ -229,7 +261,11 @@ class UnifiedRadixCache(LinkedPrefixCache):
     @override
     def batch_retired(self, num_batches: int) -> None:
         """So many batches were processed; see `LinkedPrefixCache.batch_retired`."""
-        self._slots.batch_retired(num_batches)
+        try:
+            self._slots.batch_retired(num_batches)
+        except BaseException as error:
+            self._left("batch_retired", error, begun=False)
+            raise
 
     @override
     def step(self) -> StepReport:

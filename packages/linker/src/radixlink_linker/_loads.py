@@ -379,14 +379,22 @@ class Loads:
             self._room.give_back(operation.slots)
 
     def give_back(self, operation: LoadOperation) -> None:
-        """No rank touches its slots: those that the tree did not take go back."""
-        if operation.verdict is Verdict.DONE:
-            for action in operation.surplus:
-                self._slots.retire_action(action)
-            for windows in operation.surplus_windows:
-                self._slots.retire_swa(windows)
-        else:
-            self._transfers.abort(operation.transfers, None, operation.end)
+        """No rank touches its slots: those that the tree did not take go back.
+
+        Each part is the operation's until it is given back, so that a call that is left in its
+        middle is made again for the rest.
+        """
+        if operation.committed:
+            while operation.surplus:
+                self._slots.retire_action(operation.surplus[0])
+                del operation.surplus[0]
+            while operation.surplus_windows:
+                self._slots.retire_swa(operation.surplus_windows[0])
+                del operation.surplus_windows[0]
+            return
+        while operation.transfers:
+            self._transfers.abort_last(operation.transfers, None, operation.end)
+            operation.transfers = operation.transfers[:-1]
 
 
 def _queued(operation: LoadOperation) -> LoadBack:

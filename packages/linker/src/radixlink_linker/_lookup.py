@@ -135,7 +135,7 @@ class Lookup:
             self.fail(f"expected a PoolTransferResult, got {result!r}: {error!r}")
             return
         if lengths != {self.num_pages}:
-            self.fail(f"expected an answer for {self.num_pages} pages, got {answer.count}")
+            self.fail(f"expected an answer for {self.num_pages} pages, got {sorted(lengths)}")
             return
         self.asked, self.found = tuple(transfers), found
         self.answer = answer

@@ -201,6 +201,10 @@ class LoadOperation(LockingOperation):
         #: Requests that wait for its end, or for the room that it takes, in the order in which
         #: they came; those that were told are gone from here.
         self.waiters: list[RequestId] = []
+        #: The tree has taken its slots, but for what is surplus: set by COMMIT.
+        self.committed = False
+        #: The lock that it had before COMMIT, until that is released.
+        self.anchor: IncLockRefResult | None = None
         #: What COMMIT has to free, held until every rank is quiesced.
         self.surplus: list[CacheAction] = []
         #: And window slots that stand beside none, likewise.

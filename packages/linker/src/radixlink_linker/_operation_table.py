@@ -74,9 +74,9 @@ class OperationTable:
         """It is over."""
         del self.live[operation.op]
 
-    def pop(self) -> AnyOperation | None:
-        """The newest is over, and returned; None where there is none."""
-        return self.live.popitem()[1] if self.live else None
+    def newest(self) -> AnyOperation | None:
+        """The last that was added of those that are not over; None where there is none."""
+        return next(reversed(self.live.values()), None)
 
     # -- loads -------------------------------------------------------------------------------------
 

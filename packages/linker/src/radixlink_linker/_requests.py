@@ -239,10 +239,12 @@ class RequestTable:
         Returns:
             What was agreed about it; None for one that was not remembered.
         """
-        request = self._requests.pop(request_id, None)
+        request = self._requests.get(request_id)
         if request is not None:
             self._forget_lookup(request)
             self._unpublish(request)
+            # Last, so that where this is left in its middle, `clear` finds the lock.
+            del self._requests[request_id]
         return request
 
     def give_up(self) -> None:

@@ -93,6 +93,9 @@ class DeviceSlots:
         self._processed = 0
         #: (batches launched at retirement, how many slots, what frees them), oldest first.
         self._retired: deque[tuple[int, int, Callable[[], None]]] = deque()
+        #: What a tree decided and nobody has carried out, oldest first, and whether its slots are
+        #: to be retired: empty but in `carry_out`, and behind one that was left in its middle.
+        self._undone: deque[tuple[CacheAction, bool]] = deque()
         #: Slots in `_retired`, of all kinds.
         self.num_retired = 0
 
@@ -157,31 +160,16 @@ class DeviceSlots:
     def apply(self, actions: Sequence[CacheAction]) -> list[NodeId]:
         """Carry out what a tree decided, in its order.
 
+        Owns: each action until it is carried out; see `carry_out`.
+
         Returns:
             The nodes that are to be offloaded.
 
         Raises:
-            ContractError: An action is of a component that is not here.
+            ContractError: An action is of a component that is not here, or an allocator refuses it.
+                None that follows is carried out.
         """
-        due: list[NodeId] = []
-        for action in actions:
-            match action:
-                case FreeDeviceKV(indices=indices):
-                    self.allocator.free(indices)
-                case FreeDeviceKVFullOnly(indices=indices):
-                    self._full.free(indices)
-                case FreeSWA(full_indices=full):
-                    self._pair_for(action).free_swa(full)
-                case MoveSWA(from_full=old, to_full=new):
-                    pair = self._pair_for(action)
-                    pair.map_full_to_swa(new, pair.swa_indices(old))
-                case FreeMambaSlots(slots=slots):
-                    self._free_states(slots)
-                case BackupKV(node_ids=node_ids):
-                    due.extend(node_ids)
-                case _:
-                    assert_never(action)
-        return due
+        return self._decided(actions, retiring=False)
 
     def apply_retiring(self, actions: Sequence[CacheAction]) -> list[NodeId]:
         """`apply`, but slots are free once the batches launched so far are processed.
@@ -191,13 +179,27 @@ class DeviceSlots:
         Returns:
             The nodes that are to be offloaded.
         """
-        due: list[NodeId] = []
-        for action in actions:
-            if isinstance(action, MoveSWA | BackupKV):
-                due += self.apply((action,))
-            else:
-                self.retire_action(action)
-        return due
+        return self._decided(actions, retiring=True)
+
+    def carry_out(self) -> None:
+        """Go on with what a call was left in the middle of. Idempotent.
+
+        Raises:
+            ContractError: As in `apply`.
+        """
+        undone = self._undone
+        while undone:
+            action, retiring = undone[0]
+            try:
+                if retiring and not isinstance(action, MoveSWA):
+                    self.retire_action(action)
+                else:
+                    self._apply_one(action)
+            except ContractError:
+                # It would be refused again, and the others go by it.
+                undone.clear()
+                raise
+            undone.popleft()
 
     def pair(self, full_indices: torch.Tensor, swa_indices: torch.Tensor) -> None:
         """Put window slots that came late beside full slots of the tree.
@@ -218,7 +220,10 @@ class DeviceSlots:
     # -- retirement --------------------------------------------------------------------------------
 
     def retire(self, indices: torch.Tensor) -> None:
-        """`free`, once the batches launched so far are processed. Shape: (n,) int64, whole pages."""
+        """`free`, once the batches launched so far are processed. Shape: (n,) int64, whole pages.
+
+        Owns: the caller, where this raises; so with everything that is retired.
+        """
         self._retire(len(indices), partial(self.allocator.free, indices))
 
     def retire_swa(self, swa_indices: torch.Tensor) -> None:
@@ -260,6 +265,8 @@ class DeviceSlots:
 
         Raises:
             ContractError: More were processed than launched. Nothing changes.
+
+        What else raises, an allocator for one, leaves the rest for the next call.
         """
         if not 0 <= num_batches <= self._launched - self._processed:
             msg = (
@@ -269,12 +276,22 @@ class DeviceSlots:
             raise ContractError(msg)
         self._processed += num_batches
         while self._retired and self._retired[0][0] <= self._processed:
-            _, count, free = self._retired.popleft()
-            self.num_retired -= count
-            free()
+            try:
+                self._retired[0][2]()
+            except ContractError:
+                # It would be refused again.
+                self._forget_oldest()
+                raise
+            self._forget_oldest()
+
+    def _forget_oldest(self) -> None:
+        """What was retired first is free."""
+        _, count, _ = self._retired.popleft()
+        self.num_retired -= count
 
     def release_all(self) -> None:
-        """No batch runs any more: free everything retired. Idempotent."""
+        """No batch runs any more: free everything retired, and what is not carried out. Idempotent."""
+        self.carry_out()
         self.batch_retired(self._launched - self._processed)
 
     def _retire(self, count: int, free: Callable[[], None]) -> None:
@@ -285,9 +302,44 @@ class DeviceSlots:
         self._retired.append((self._launched, count, free))
         self.num_retired += count
 
+    def _decided(self, actions: Sequence[CacheAction], *, retiring: bool) -> list[NodeId]:
+        """Take actions over, and carry them out.
+
+        Returns:
+            The nodes that are to be offloaded.
+        """
+        due: list[NodeId] = []
+        for action in actions:
+            match action:
+                case BackupKV(node_ids=node_ids):
+                    due.extend(node_ids)
+                case FreeMambaSlots(slots=slots):
+                    # One by one, so that none is given back twice.
+                    self._undone.extend((FreeMambaSlots(slots=(slot,)), retiring) for slot in slots)
+                case _:
+                    self._undone.append((action, retiring))
+        self.carry_out()
+        return due
+
     def _apply_one(self, action: CacheAction) -> None:
         """Carry out one action that asks for no offload."""
-        self.apply((action,))
+        match action:
+            case FreeDeviceKV(indices=indices):
+                self.allocator.free(indices)
+            case FreeDeviceKVFullOnly(indices=indices):
+                self._full.free(indices)
+            case FreeSWA(full_indices=full):
+                self._pair_for(action).free_swa(full)
+            case MoveSWA(from_full=old, to_full=new):
+                pair = self._pair_for(action)
+                pair.map_full_to_swa(new, pair.swa_indices(old))
+            case FreeMambaSlots(slots=slots):
+                self._free_states(slots)
+            case BackupKV():
+                msg = f"cache action: expected one of slots, got {action}"
+                raise ContractError(msg)
+            case _:
+                assert_never(action)
 
     def _free_states(self, slots: Sequence[int]) -> None:
         """Give state slots back."""

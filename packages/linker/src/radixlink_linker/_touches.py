@@ -79,7 +79,6 @@ class Touches:
         else:
             self._counters.touches_failed += 1
 
-    def drop(self, operation: TouchOperation) -> None:
-        """Nobody will decide it: the node is unstored, as far as it is still asked for."""
-        self._tree.finish_touch(operation.op, present=False)
-        self._num_begun -= 1
+    def clear(self) -> None:
+        """Nobody will decide those that are not over; the tree forgets them too."""
+        self._num_begun = 0

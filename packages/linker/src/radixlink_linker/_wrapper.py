@@ -420,15 +420,19 @@ class UnifiedCacheLinkerWrapper:
 
     def _retire(self, operation: AnyOperation) -> None:
         """No rank touches the slots any more: the operation is over."""
-        self._operations.remove(operation)
         if isinstance(operation, LoadOperation):
             self._loads.retire(operation)
         self._give_back(operation)
+        # Last, so that where this is left in its middle, `drop_everything` finds the rest.
+        self._operations.remove(operation)
 
     def _give_back(self, operation: AnyOperation) -> None:
-        """Give back slots and lock."""
+        """Give back slots and lock; called again, what it was left before."""
         if isinstance(operation, LoadOperation):
             self._loads.give_back(operation)
+            if operation.anchor is not None:
+                self._tree.dec_lock_ref(operation.anchor.to_dec_params())
+                operation.anchor = None
             if operation.lends:
                 # The batch of its request may read what only this lock keeps.
                 self._slots.retire_lock(operation.receipt)
@@ -522,9 +526,10 @@ class UnifiedCacheLinkerWrapper:
     def drop_everything(self) -> None:
         """End every operation and forget every request, without a frame.
 
-        For reset and detach, which all ranks call. Returns when this rank's linker touches no slot
-        any more. Steps are counted from 0 again: ranks that differed may have made unlike many.
-        Idempotent, also where a signal's exception ended it.
+        For reset and detach, which all ranks call, and which make the tree forget what is on its way
+        of its nodes. Returns when this rank's linker touches no slot any more. Steps are counted
+        from 0 again: ranks that differed may have made unlike many. Idempotent, also where a
+        signal's exception ended it.
 
         Raises:
             LinkError: The linker could not be quiesced; nothing is given back then.
@@ -535,21 +540,19 @@ class UnifiedCacheLinkerWrapper:
         self._prober.clear()
         self._requests.clear()
         self._offloads.clear()
+        self._touches.clear()
         self._room.clear()
         self._operations.step = 0
-        # One by one, the newest first: where this is left in its middle, the next call goes on.
-        while (left := self._operations.pop() or self._written_off.pop()) is not None:
-            self._drop(left)
-
-    def _drop(self, operation: AnyOperation) -> None:
-        """Nobody decides an operation any more, and nobody touches its slots."""
-        if operation.verdict is Verdict.PENDING:
-            operation.verdict = Verdict.FAILED
-            if isinstance(operation, OffloadOperation):
-                self._tree.finish_offload(operation.op, stored=False)
-            elif isinstance(operation, TouchOperation):
-                self._touches.drop(operation)
-        self._give_back(operation)
+        # What the tree decided comes before what its decisions go by.
+        self._slots.carry_out()
+        # One by one, the newest first, and each is here until it has given everything back: where
+        # this is left in its middle, the next call goes on.
+        while (left := self._operations.newest()) is not None:
+            self._give_back(left)
+            self._operations.remove(left)
+        while (left := self._written_off.newest()) is not None:
+            self._give_back(left)
+            self._written_off.remove(left)
 
     def begin_again(self) -> None:
         """Behind a reset all ranks serve alike: not all may have got the frame that gave a linker up."""

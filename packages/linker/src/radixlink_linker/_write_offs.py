@@ -60,6 +60,10 @@ class WriteOffs:
             count > self._caps[pool] for pool, count in self.slots.items()
         )
 
-    def pop(self) -> AnyOperation | None:
-        """The newest is written off no more, and returned; None where there is none."""
-        return self._ranks.popitem()[0] if self._ranks else None
+    def newest(self) -> AnyOperation | None:
+        """The last that was added; None where there is none."""
+        return next(reversed(self._ranks), None)
+
+    def remove(self, operation: AnyOperation) -> None:
+        """It is written off no more."""
+        del self._ranks[operation]
