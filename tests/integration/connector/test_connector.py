@@ -201,11 +201,14 @@ def test_a_store_that_does_not_answer_is_a_miss_after_the_deadline_and_is_asked_
 
 def test_requests_aborted_at_different_times_are_all_waited_for(mode: LoadMode) -> None:
     engine, hanging, clock = _beside_one_that_hangs(mode)
-    for name in "first", "second":
-        request = engine.add(name, PROMPT, 2)
-        engine.step()
-        engine.abort(request)
-        clock.advance(3.0)
+    first = engine.add("first", PROMPT, 2)
+    until(engine, lambda: hanging.num_asked == 1)
+    engine.abort(first)
+    clock.advance(3.0)
+    second = engine.add("second", PROMPT, 2)
+    until(engine, lambda: hanging.num_asked == 2)
+    engine.abort(second)
+    clock.advance(3.0)
     # The deadline of the first has passed, that of the second has not.
     third = engine.add("third", PROMPT, 2)
     engine.step()
