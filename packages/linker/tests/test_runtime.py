@@ -4,6 +4,8 @@ import asyncio
 import subprocess
 import sys
 import threading
+import time
+from functools import partial
 
 import pytest
 
@@ -61,27 +63,61 @@ def test_an_executor_without_threads_is_refused() -> None:
         ThreadExecutor(num_threads=0)
 
 
+def test_a_task_starts_a_thread_only_where_none_is_idle() -> None:
+    executor = ThreadExecutor(num_threads=1 << 30, name="counted")
+    gate, begun = threading.Event(), [threading.Event() for _ in range(3)]
+    for event in begun:
+        executor.submit(partial(_begin, event, gate))
+    assert all(event.wait(10) for event in begun)
+    assert _num_threads("counted-") == 3
+    gate.set()
+    deadline = time.monotonic() + 10
+    while executor._num_running:
+        assert time.monotonic() < deadline
+    for _ in range(3):
+        executor.submit(lambda: None)
+    executor.close()
+    assert len(executor._threads) == 3
+
+
+def test_no_more_threads_are_started_than_there_may_be() -> None:
+    executor = ThreadExecutor(num_threads=2, name="few")
+    gate, begun = threading.Event(), [threading.Event() for _ in range(3)]
+    for event in begun:
+        executor.submit(partial(_begin, event, gate))
+    assert _num_threads("few-") == 2
+    gate.set()
+    assert all(event.wait(10) for event in begun)
+    executor.close()
+
+
+def _begin(begun: threading.Event, gate: threading.Event) -> None:
+    begun.set()
+    gate.wait(10)
+
+
+def _num_threads(prefix: str) -> int:
+    return sum(thread.name.startswith(prefix) for thread in threading.enumerate())
+
+
 def test_where_no_thread_can_be_started_the_next_task_tries_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     executor = ThreadExecutor(num_threads=2)
-    started: list[threading.Thread] = []
-    start = threading.Thread.start
+    gate, refused, ran = threading.Event(), threading.Event(), threading.Event()
 
-    def start_one(thread: threading.Thread) -> None:
-        if started:
-            message = "can't start new thread"
-            raise RuntimeError(message)
-        started.append(thread)
-        start(thread)
+    def start(thread: threading.Thread) -> None:
+        message = f"can't start {thread.name}"
+        raise RuntimeError(message)
 
-    refused, ran = threading.Event(), threading.Event()
+    executor.submit(partial(_begin, threading.Event(), gate))
     with monkeypatch.context() as patched:
-        patched.setattr(threading.Thread, "start", start_one)
-        with pytest.raises(RuntimeError, match="new thread"):
+        patched.setattr(threading.Thread, "start", start)
+        with pytest.raises(RuntimeError, match="can't start"):
             executor.submit(refused.set)
     executor.submit(ran.set)
     assert ran.wait(10)
+    gate.set()
     executor.close()
     # Who was told that its task is not taken counts on that.
     assert not refused.is_set()

@@ -69,6 +69,14 @@ def test_settings_that_differ_have_another_fingerprint() -> None:
     assert LinkerSettings(miss_steps=65).fingerprint != LinkerSettings().fingerprint
 
 
+def test_pools_that_are_named_in_another_order_are_the_same_settings() -> None:
+    given = LinkerSettings(shared_pools=(PoolName.MAMBA, PoolName.KV, PoolName.MAMBA))
+    other = LinkerSettings(shared_pools=(PoolName.KV, PoolName.MAMBA))
+    assert given == other
+    assert given.fingerprint == other.fingerprint
+    assert other.fingerprint != LinkerSettings(shared_pools=(PoolName.KV,)).fingerprint
+
+
 @pytest.mark.parametrize("name", [field.name for field in attrs.fields(StoreLinkerSettings)])
 @pytest.mark.parametrize("value", [0, -1, float("nan")])
 def test_a_store_linker_needs_numbers_above_zero(name: str, value: float) -> None:

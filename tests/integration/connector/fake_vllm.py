@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 
     from tests.integration.connector.skeleton import Event, Metadata
 
-    from radixlink_contracts import LoadMode, PageStore, StoreFactory
+    from radixlink_contracts import Clock, LoadMode, PageStore, StoreFactory
     from radixlink_linker import StoreLinkerSettings
 
 NUM_WORKERS: Final = 2
 NUM_LAYERS: Final = 3
 PAGE_SIZE: Final = 4
 _PRIME: Final = 1_000_003
-_LAYERS: Final = [f"model.layers.{index}.self_attn" for index in range(NUM_LAYERS)]
+LAYERS: Final = [f"model.layers.{index}.self_attn" for index in range(NUM_LAYERS)]
 
 
 def layout(worker: int) -> PoolLayout:
@@ -181,7 +181,7 @@ class Worker:
             store=store, copier=CpuCopier(), mode=mode, new_event=new_event, settings=settings
         )
         # In another order than the model's, as an engine may name them.
-        self.connector.register_kv_caches(dict(reversed([*zip(_LAYERS, self.kv, strict=True)])))
+        self.connector.register_kv_caches(dict(reversed([*zip(LAYERS, self.kv, strict=True)])))
 
     def execute(self, scheduled: Sequence[Scheduled], metadata: Metadata) -> WorkerOutput:
         """One step: a forward over all that is scheduled, in vLLM's order of calls."""
@@ -190,7 +190,7 @@ class Worker:
         connector.bind_connector_metadata(metadata)
         connector.start_load_kv(None)
         partial = {one.request.request_id: 0 for one in scheduled}
-        for layer, name in enumerate(_LAYERS):
+        for layer, name in enumerate(LAYERS):
             if scheduled:
                 connector.wait_for_layer_load(name)
             for one in scheduled:
@@ -225,6 +225,7 @@ class FakeEngine:
         *,
         num_blocks: int = 32,
         lookup_timeout_s: float = 5.0,
+        clock: Clock | None = None,
         settings: StoreLinkerSettings | None = None,
         new_event: Callable[[], Event] | None = None,
     ) -> None:
@@ -234,6 +235,7 @@ class FakeEngine:
             executor=ThreadExecutor(),
             mode=mode,
             lookup_timeout_s=lookup_timeout_s,
+            clock=clock,
         )
         self.workers: Final = [
             Worker(index, num_blocks, factory.open(layout(index)), mode, settings, new_event)

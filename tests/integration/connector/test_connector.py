@@ -6,7 +6,7 @@ import threading
 
 import attrs
 import pytest
-from tests.integration.connector.fake_vllm import PAGE_SIZE, FakeEngine, Status, answer_of
+from tests.integration.connector.fake_vllm import LAYERS, PAGE_SIZE, FakeEngine, Status, answer_of
 from tests.integration.connector.skeleton import page_keys
 from tests.integration.connector.world import OTHER, PROMPT, Faults, World, settle, until
 
@@ -14,6 +14,7 @@ from radixlink_contracts import LoadMode, PageStore, PoolLayout
 from radixlink_linker import StoreLinkerSettings
 from radixlink_testing import InMemoryStoreFactory
 from radixlink_testing.faults import Fault, FaultKind, FaultyStore, StoreCall
+from radixlink_testing.linkers import ManualClock
 
 
 @attrs.frozen
@@ -22,6 +23,11 @@ class HangingStores:
 
     stores: InMemoryStoreFactory
     opened: list[FaultyStore] = attrs.field(factory=list)
+
+    @property
+    def num_asked(self) -> int:
+        """Lookups that came to any of them."""
+        return sum(store.calls.count("contains") for store in self.opened)
 
     def open(self, layout: PoolLayout) -> PageStore:
         hang = Fault(StoreCall.CONTAINS, FaultKind.HANGS)
@@ -80,17 +86,25 @@ def test_a_block_that_one_worker_lacks_costs_its_request_a_recompute_and_no_othe
     assert len(heir.free_blocks) == 32
 
 
-def test_a_layer_that_comes_after_the_forward_went_on_counts_as_none(world: World) -> None:
+def test_a_layer_that_comes_after_the_forward_went_on_counts_as_none(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     world.fill(PROMPT)
     came = threading.Event()
     faults = Faults(before_read=lambda layer: layer == 1 and came.wait(20))
     settings = StoreLinkerSettings(layer_timeout_s=0.05)
     heir = world.engine(LoadMode.LAYER_WISE, faults, settings=settings)
     request = heir.add("r", PROMPT, 3)
-    timer = threading.Timer(0.3, came.set)
-    timer.start()
+    connector = heir.workers[-1].connector
+    wait_for_layer = connector.wait_for_layer_load
+
+    def go_on_without(layer_name: str) -> None:
+        wait_for_layer(layer_name)
+        if layer_name == LAYERS[1]:
+            came.set()
+
+    monkeypatch.setattr(connector, "wait_for_layer_load", go_on_without)
     settle(heir)
-    timer.join()
     assert request.answer == answer_of(PROMPT, 3)
     assert request.num_run == 37 + 2 + 1
 
@@ -139,33 +153,89 @@ def test_a_store_that_hangs_in_one_worker_costs_no_more_than_computing(
     assert len(engine.free_blocks) == 64
 
 
-def test_a_store_that_does_not_answer_is_a_miss_after_the_deadline_and_is_asked_no_more(
-    mode: LoadMode,
-) -> None:
+def _beside_one_that_hangs(mode: LoadMode) -> tuple[FakeEngine, HangingStores, ManualClock]:
+    """An engine whose lookups hang in one shard, though all of the prompt is stored."""
     stores = InMemoryStoreFactory()
     donor = FakeEngine([stores, stores], mode)
     donor.add("donor", PROMPT, 2)
     settle(donor)
     donor.close()
-    hanging = HangingStores(stores)
-    engine = FakeEngine([stores, hanging], mode, lookup_timeout_s=0.05)
+    hanging, clock = HangingStores(stores), ManualClock()
+    engine = FakeEngine([stores, hanging], mode, lookup_timeout_s=5.0, clock=clock)
+    return engine, hanging, clock
+
+
+@pytest.mark.parametrize("aborted", [False, True])
+def test_a_store_that_does_not_answer_is_a_miss_after_the_deadline_and_is_asked_no_more(
+    mode: LoadMode, *, aborted: bool
+) -> None:
+    engine, hanging, clock = _beside_one_that_hangs(mode)
     first = engine.add("first", PROMPT, 2)
+    until(engine, lambda: hanging.num_asked == 1)
+    clock.advance(4.9)
+    engine.step()
+    assert first.status is Status.WAITING
+    if aborted:
+        engine.abort(first)
+    clock.advance(0.2)
     settle(engine)
+    if not aborted:
+        assert (first.answer, first.num_run) == (answer_of(PROMPT, 2), 37 + 1)
     # Not asked: it does not wait for a deadline of its own.
     second = engine.add("second", PROMPT, 2)
     engine.step()
     assert second.status is Status.RUNNING
     settle(engine)
-    assert [first.answer, second.answer] == [answer_of(PROMPT, 2)] * 2
-    assert [first.num_run, second.num_run] == [37 + 1] * 2
-    (asked,) = [one for one in hanging.opened if one.calls.count("contains")]
-    assert asked.calls.count("contains") == 1
+    assert (second.answer, second.num_run) == (answer_of(PROMPT, 2), 37 + 1)
+    (left,) = engine._connector._left
     # It answers again: so do lookups.
-    asked.release()
-    late = engine._connector._late
-    assert late is not None
-    until(engine, lambda: late.num_pages is not None)
+    for store in hanging.opened:
+        store.release()
+    until(engine, lambda: left.num_pages is not None)
     third = engine.add("third", PROMPT, 2)
     settle(engine)
     assert (third.answer, third.num_run) == (answer_of(PROMPT, 2), 1 + 1)
     engine.close()
+    assert hanging.num_asked == 2
+
+
+def test_requests_aborted_at_different_times_are_all_waited_for(mode: LoadMode) -> None:
+    engine, hanging, clock = _beside_one_that_hangs(mode)
+    first = engine.add("first", PROMPT, 2)
+    until(engine, lambda: hanging.num_asked == 1)
+    engine.abort(first)
+    clock.advance(3.0)
+    second = engine.add("second", PROMPT, 2)
+    until(engine, lambda: hanging.num_asked == 2)
+    engine.abort(second)
+    clock.advance(3.0)
+    # The deadline of the first has passed, that of the second has not.
+    third = engine.add("third", PROMPT, 2)
+    engine.step()
+    assert third.status is Status.RUNNING
+    settle(engine)
+    for store in hanging.opened:
+        store.release()
+    engine.close()
+    assert hanging.num_asked == 2
+
+
+def test_an_engine_that_gets_no_more_threads_computes(
+    world: World, mode: LoadMode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.fill(PROMPT)
+    engine = world.engine(mode)
+
+    def start(thread: threading.Thread) -> None:
+        message = f"can't start {thread.name}"
+        raise RuntimeError(message)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", start)
+        first = engine.add("first", PROMPT, 2)
+        settle(engine)
+    assert (first.answer, first.num_run) == (answer_of(PROMPT, 2), 37 + 1)
+    assert len(engine.free_blocks) == 32
+    second = engine.add("second", PROMPT, 2)
+    settle(engine)
+    assert (second.answer, second.num_run) == (answer_of(PROMPT, 2), 1 + 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import deque
 from typing import TYPE_CHECKING
@@ -12,7 +13,8 @@ import torch
 from tests.integration.connector.skeleton import Metadata, Move, WorkerSide
 
 from radixlink_contracts import CacheIdentity, LoadMode, PageKeys, PoolLayout, PoolName
-from radixlink_contracts.errors import ContractError
+from radixlink_contracts.errors import ContractError, StaleHandleError, TransferTimeoutError
+from radixlink_linker import StoreLinkerSettings
 from radixlink_pools import CpuCopier
 from radixlink_testing import InMemoryStoreFactory
 
@@ -154,3 +156,70 @@ def test_a_load_comes_behind_the_forward_that_reads_what_was_in_its_blocks(mode:
     assert [one.tolist() for one in seen] == [[3] * PAGE_SIZE]
     assert cache[5].tolist() == [9] * PAGE_SIZE
     worker.shutdown()
+
+
+@pytest.mark.parametrize("mode", LoadMode)
+def test_a_load_that_no_thread_can_be_had_for_has_failed_and_is_not_begun_later(
+    mode: LoadMode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stores, layout = InMemoryStoreFactory(), _layout(1, 1)
+    stores.open(layout).put(PageKeys(KEY), [bytes([9, 0, 0, 0, 0, 0, 0, 0] * PAGE_SIZE)])
+    worker = WorkerSide(store=stores.open(layout), copier=CpuCopier(), mode=mode)
+    cache = torch.full((8, PAGE_SIZE), 3, dtype=torch.int64)
+    worker.register_kv_caches({"layers.0": cache})
+    staged = mode is LoadMode.STAGED
+
+    def start(thread: threading.Thread) -> None:
+        message = f"can't start {thread.name}"
+        raise RuntimeError(message)
+
+    def load(block: int) -> set[int]:
+        worker.bind_connector_metadata(Metadata(loads=(_move(block),)))
+        worker.start_load_kv(None)
+        worker.wait_for_layer_load("layers.0")
+        worker.wait_for_save()
+        if staged:
+            assert _run(worker, Metadata()) == (set(), {"r"})
+        return worker.get_block_ids_with_load_errors()
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", start)
+        assert load(5) == {5}
+    assert load(6) == set()
+    assert cache[5:7].tolist() == [[3] * PAGE_SIZE, [9] * PAGE_SIZE]
+    worker.shutdown()
+
+
+@attrs.frozen(eq=False)
+class HeldEvent:
+    """An event of a forward that goes on until it is released."""
+
+    waited_for: threading.Event
+    released: threading.Event
+
+    def synchronize(self) -> None:
+        self.waited_for.set()
+        assert self.released.wait(20)
+
+
+def test_the_store_is_closed_also_where_a_copy_does_not_end() -> None:
+    stores, layout = InMemoryStoreFactory(), _layout(1, 1)
+    store = stores.open(layout)
+    event = HeldEvent(threading.Event(), threading.Event())
+    worker = WorkerSide(
+        store=store,
+        copier=CpuCopier(),
+        mode=LoadMode.STAGED,
+        new_event=lambda: event,
+        settings=StoreLinkerSettings(quiesce_timeout_s=0.05),
+    )
+    worker.register_kv_caches({"layers.0": torch.zeros(8, PAGE_SIZE, dtype=torch.int64)})
+    worker.bind_connector_metadata(Metadata(offloads=(_move(5),)))
+    worker.start_load_kv(None)
+    worker.wait_for_save()
+    assert event.waited_for.wait(20)
+    with pytest.raises(TransferTimeoutError):
+        worker.shutdown()
+    with pytest.raises(StaleHandleError):
+        store.contains(PageKeys(KEY))
+    event.released.set()

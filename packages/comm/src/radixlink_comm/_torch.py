@@ -96,7 +96,7 @@ class TorchGroup(CheckedGroup):
         self._store = store
         #: Of this epoch.
         self._place = place
-        #: None when a collective was abandoned in it, and after the end.
+        #: None when a collective failed in it, and after the end.
         self._gloo: _Gloo | None = gloo
         self._options = AllreduceOptions()
         self._options.reduceOp = ReduceOp(ReduceOp.BAND)
@@ -170,9 +170,11 @@ class TorchGroup(CheckedGroup):
         try:
             work = self._begun(self._gloo)
             self._wait(work, deadline)
-        except BaseException:
-            # Also where a signal's exception left it: to free it would wait for its end.
-            _leak(self._gloo, work, self._words)
+        except BaseException as error:
+            # Also where a signal's exception left it: to free it would wait for its end. Where gloo
+            # could not begin it there is nothing to wait for.
+            if work is not None or not isinstance(error, CollectiveError):
+                _leak(self._gloo, work, self._words)
             self._gloo = None
             raise
         theirs.copy_(self._words)

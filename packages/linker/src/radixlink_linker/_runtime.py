@@ -46,14 +46,14 @@ class ThreadExecutor(Executor):
         name: str = "radixlink-lookup",
         close_timeout_s: float = 5.0,
     ) -> None:
-        """Start with no thread; they all start with the first task.
+        """Start with no thread; a task for which none is idle starts one.
 
         Args:
             num_threads: How many tasks run at once: at least `LinkerSettings.max_hanging_lookups`,
                 as the defaults are. A lookup that never returns keeps its thread, and whether the
                 store is back another one finds out; with fewer threads that waits behind those that
-                hang, and all lookups stay misses. Lookups come one at a time mostly, so the others
-                only wait.
+                hang, and all lookups stay misses. Lookups come one at a time mostly, and then one
+                thread runs all of them.
             name: Of the threads.
             close_timeout_s: Seconds that `close` waits for the tasks that run.
 
@@ -78,20 +78,24 @@ class ThreadExecutor(Executor):
         self._name = name
         #: Those that were started.
         self._threads: list[threading.Thread] = []
+        #: Tasks that were taken and have not returned.
+        self._num_running = 0
 
     @override
     def submit(self, task: Callable[[], None]) -> None:
         """Run a task on one of the threads; see `Executor.submit`.
 
         Raises:
-            RuntimeError: There can be no more threads; the task is not taken.
+            RuntimeError: No thread is idle and there can be no more; the task is not taken.
         """
         with self._changed:
             if self._closed:
                 msg = "ThreadExecutor: expected an open executor, got a task after close"
                 raise InvalidTransitionError(msg, state="closed", event="submit")
-            while len(self._threads) < self._num_threads:
-                name = f"{self._name}-{len(self._threads)}"
+            num_threads = len(self._threads)
+            all_busy = self._num_running + len(self._tasks) >= num_threads
+            if all_busy and num_threads < self._num_threads:
+                name = f"{self._name}-{num_threads}"
                 thread = threading.Thread(target=self._work, name=name, daemon=True)
                 thread.start()
                 self._threads.append(thread)
@@ -130,6 +134,7 @@ class ThreadExecutor(Executor):
                 if self._closed:
                     return
                 task = self._tasks.popleft()
+                self._num_running += 1
             try:
                 task()
             except BaseException:  # noqa: BLE001 -- the thread is there for the other tasks too
@@ -138,3 +143,5 @@ class ThreadExecutor(Executor):
                 )
             # Nothing of it is kept while there is nothing to do.
             del task
+            with self._changed:
+                self._num_running -= 1

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import attrs
 
 from radixlink_contracts import POOL_OF, PoolName
 from radixlink_contracts.errors import ContractError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 WORD_BITS: Final = 64
 """Bits of a frame's word."""
@@ -17,6 +20,10 @@ MAX_TIMEOUT_S: Final = 1e6
 
 HANGING_LOOKUPS: Final = 4
 """How many lookups may hang: for each that does, and for the try behind it, a thread is needed."""
+
+
+def _in_one_order(pools: Iterable[PoolName]) -> tuple[PoolName, ...]:
+    return tuple(sorted(set(pools)))
 
 
 @attrs.frozen(kw_only=True)
@@ -49,7 +56,7 @@ class LinkerSettings:
         storing_ranks: For each rank the one that stores for it: itself, or one that holds the same
             bytes and lends its shard of the store to all that do. Empty: each stores its own.
         shared_pools: The pools of which that is so: where states are alike and heads are spread,
-            MAMBA alone. What is stored beside a pool goes with it.
+            MAMBA alone. What is stored beside a pool goes with it. Kept in one order, each once.
         step_timeout_s: Seconds in which every rank must have entered a frame: an engine's watchdog.
         lookup_timeout_s: Seconds after which a lookup counts as a miss.
         max_hanging_lookups: With so many tasks of the executor that are on their way while one
@@ -73,7 +80,9 @@ class LinkerSettings:
     touch_after_uses: int = 1024
     max_touches: int = 8
     storing_ranks: tuple[int, ...] = ()
-    shared_pools: tuple[PoolName, ...] = tuple(POOL_OF.values())
+    shared_pools: tuple[PoolName, ...] = attrs.field(
+        default=tuple(POOL_OF.values()), converter=_in_one_order
+    )
     step_timeout_s: float = 300.0
     lookup_timeout_s: float = 5.0
     max_hanging_lookups: int = HANGING_LOOKUPS

@@ -44,9 +44,6 @@ if TYPE_CHECKING:
     )
     from radixlink_sglang._pools import EnginePools
 
-_LOOKUP_THREADS: Final = 4
-"""Lookups come one at a time; each that never returns keeps one of these."""
-
 SUPPORTED_SGLANG: Final = "0.5.23"
 """The release whose interface this serves; its post-releases have the same."""
 
@@ -116,7 +113,7 @@ class RadixlinkLinker(UnifiedCacheLinker):  # type: ignore[misc]  # SGLang is no
         #: SGLang reads these two.
         self.layer_done_counter = LayerGate(linker.layer_done_counter, pools.group.num_layers)
         self.pools = {EnginePoolName(name.value): pools.group.pool(name) for name in linker.pools}
-        self._executor = ThreadExecutor(num_threads=_LOOKUP_THREADS)
+        self._executor = ThreadExecutor()
         self._linker = linker
         self._bridge = Bridge(
             linker=linker,

@@ -164,11 +164,8 @@ def build_engine(
             linker_settings = attrs.evolve(
                 linker_settings,
                 storing_ranks=(0,) * group.size,
-                # In one order: the ranks compare their settings as they are.
                 shared_pools=tuple(
-                    name
-                    for name in sorted(pools.pools)
-                    if shard.count == 1 or pools.pool(name).replicated
+                    name for name in pools.pools if shard.count == 1 or pools.pool(name).replicated
                 ),
             )
             linker = StoreLinker(

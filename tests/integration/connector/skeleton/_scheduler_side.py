@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from array import array
 from typing import TYPE_CHECKING, Final
 
 import attrs
 
 from radixlink_contracts import DEFAULT_NAMESPACE, LoadMode, Namespace, PageKeys
+from radixlink_linker import MonotonicClock
 from radixlink_tree import hash_pages, namespace_seed
 
 from ._engine import Metadata, Move
@@ -16,7 +16,7 @@ from ._engine import Metadata, Move
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from radixlink_contracts import Executor, PageStore
+    from radixlink_contracts import Clock, Executor, PageStore
 
     from ._engine import KVCacheBlocks, KVConnectorOutput, Request
 
@@ -26,7 +26,7 @@ class Lookup:
     """What the stores have of a prompt.
 
     Attributes:
-        deadline: When it counts as a miss, by the monotonic clock.
+        deadline: When it counts as a miss, by the clock.
         num_pages: The answer; None until there is one. Written once by a thread of the executor.
         keys: Of all whole pages of the prompt; written before `num_pages`.
     """
@@ -49,6 +49,7 @@ class SchedulerSide:
         executor: Executor,
         mode: LoadMode,
         lookup_timeout_s: float = 5.0,
+        clock: Clock | None = None,
     ) -> None:
         """Remember nothing yet.
 
@@ -57,15 +58,17 @@ class SchedulerSide:
             executor: Runs lookups. Owns: this.
             mode: STAGED: vLLM's asynchronous loads. LAYER_WISE: its synchronous ones.
             lookup_timeout_s: Seconds after which a lookup counts as a miss.
+            clock: What counts them; None: the monotonic clock.
         """
         self._shards: Final = tuple(shards)
         self._page_size: Final = shards[0].layout.identity.page_size
         self._executor: Final = executor
         self._mode: Final = mode
         self._lookup_timeout_s: Final = lookup_timeout_s
+        self._clock: Final = clock or MonotonicClock()
         self._lookups: dict[str, Lookup] = {}
-        #: The last one that was given up. Until it returns the stores are asked nothing more.
-        self._late: Lookup | None = None
+        #: Those that no request waits for any more, and that had not returned.
+        self._left: list[Lookup] = []
         self._loads: list[Move] = []
         self._offloads: list[Move] = []
         #: Requests whose blocks may hold anything, with the tokens they had when they got them.
@@ -85,23 +88,29 @@ class SchedulerSide:
         if lookup is None:
             lookup = self._lookups[request.request_id] = self._ask(request, namespace)
         if lookup.num_pages is None:
-            if time.monotonic() < lookup.deadline:
+            if self._clock.now() < lookup.deadline:
                 return None, False
             # Another takes its place: the answer that comes now is too late for this request.
-            self._late = lookup
+            self._left.append(lookup)
             lookup = self._lookups[request.request_id] = Lookup(lookup.deadline, num_pages=0)
         assert lookup.num_pages is not None, "it was given up where there is no answer"
         num_tokens = max(0, lookup.num_pages * self._page_size - num_computed_tokens)
         return num_tokens, num_tokens > 0 and self._mode is LoadMode.STAGED
 
     def _ask(self, request: Request, namespace: Namespace) -> Lookup:
-        lookup = Lookup(time.monotonic() + self._lookup_timeout_s)
-        if self._late is not None and self._late.num_pages is None:
+        now = self._clock.now()
+        lookup = Lookup(now + self._lookup_timeout_s)
+        self._left = [one for one in self._left if one.num_pages is None]
+        if any(one.deadline <= now for one in self._left):
+            # A store hangs: until it returns the stores are asked nothing more.
             lookup.num_pages = 0
             return lookup
         # The last token of a prompt is always computed.
         tokens = tuple(request.all_token_ids[: request.num_prompt_tokens - 1])
-        self._executor.submit(lambda: self._look_up(lookup, tokens, namespace))
+        try:
+            self._executor.submit(lambda: self._look_up(lookup, tokens, namespace))
+        except Exception:  # noqa: BLE001 - no thread can be had: likewise a miss
+            lookup.num_pages = 0
         return lookup
 
     def _look_up(self, lookup: Lookup, tokens: tuple[int, ...], namespace: Namespace) -> None:
@@ -161,7 +170,9 @@ class SchedulerSide:
         all the same. Of the first kind it keeps the blocks itself until `get_finished` says
         received; whoever is named sent as well is an error to it.
         """
-        self._lookups.pop(request.request_id, None)
+        lookup = self._lookups.pop(request.request_id, None)
+        if lookup is not None and lookup.num_pages is None:
+            self._left.append(lookup)
         num_tokens_before = self._unproven.pop(request.request_id, None)
         namespace = namespace_of(request)
         if namespace is None or num_tokens_before == len(request.all_token_ids):

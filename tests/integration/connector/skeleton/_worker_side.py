@@ -17,7 +17,7 @@ from radixlink_contracts import (
     PoolName,
     PoolTransfer,
 )
-from radixlink_contracts.errors import LinkError, TransferTimeoutError
+from radixlink_contracts.errors import TransferTimeoutError
 from radixlink_linker import StoreLinker
 from radixlink_pools import DevicePoolEntry, byte_rows
 
@@ -141,10 +141,16 @@ class WorkerSide:
         """
 
     def shutdown(self) -> None:
-        """End all transfers, then close the store."""
-        if self._linker is not None:
-            self._linker.close()
-        self._store.close()
+        """End all transfers, then close the store.
+
+        Raises:
+            TransferTimeoutError: A copy did not end in time; the store is closed all the same.
+        """
+        try:
+            if self._linker is not None:
+                self._linker.close()
+        finally:
+            self._store.close()
 
     def bind_connector_metadata(self, metadata: Metadata) -> None:
         """What to do in this step."""
@@ -155,7 +161,10 @@ class WorkerSide:
         self._metadata = None
 
     def start_load_kv(self, forward_context: object) -> None:
-        """Start all loads of the step; the forward waits for those that are layer by layer."""
+        """Start all loads of the step; the forward waits for those that are layer by layer.
+
+        Whatever cannot be started is a load that failed: that costs a recompute.
+        """
         del forward_context
         assert self._metadata is not None, "metadata is bound first"
         if self._metadata.loads and self._ordered is not None:
@@ -165,12 +174,16 @@ class WorkerSide:
             ticket = self._ticket(move, self._loads)
             try:
                 accepted = self.linker.load(ticket, [self._transfer(move)], self._mode)
-            except LinkError:
-                # A store hangs: that costs a recompute.
+            except Exception:  # noqa: BLE001 - a store hangs, or whatever else it is
                 accepted = False
             if not accepted:
                 self._end(self._loads, ticket, failed=True)
-        self._batch = self.linker.start_layer_wise_loading()
+        try:
+            self._batch = self.linker.start_layer_wise_loading()
+        except Exception:  # noqa: BLE001 - no thread can be had: what is queued will not begin
+            for ticket in list(self._loads.values()):
+                if self.linker.cancel_queued_load(ticket.op):
+                    self._end(self._loads, ticket, failed=True)
         self.linker.layer_done_counter.set_consumer(self._batch)
 
     def wait_for_layer_load(self, layer_name: str) -> None:
@@ -197,7 +210,7 @@ class WorkerSide:
             ticket = self._ticket(move, self._offloads)
             try:
                 accepted = self.linker.offload(ticket, [self._transfer(move)])
-            except LinkError:
+            except Exception:  # noqa: BLE001 - it is not stored, and that is all
                 accepted = False
             if not accepted:
                 self._end(self._offloads, ticket, failed=True)
