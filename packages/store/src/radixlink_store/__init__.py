@@ -6,10 +6,12 @@
   `TieredStoreFactory` puts them behind any factory's stores, `TieredStore` is what it opens.
 * `SegmentPageStore` serves the pages of one segment; `Segment` is the table, over any writable
   buffer.
+* `Advice`, `advise`: what to tell the kernel of memory, for those who share it without a file.
 * `ProcessMutex`: a mutex that a forked child finds free, for those who count as these stores do.
 * `radixlink_store.counters`: what a store counted.
 """
 
+from radixlink_store._advice import Advice, advise
 from radixlink_store._directory import default_directory
 from radixlink_store._errors import map_exceptions
 from radixlink_store._file import FileStoreFactory, boot_id
@@ -30,6 +32,7 @@ from radixlink_store._tiered_factory import (
 __all__ = [
     "FORMAT_VERSION",
     "MAX_LEASE_S",
+    "Advice",
     "FileStoreFactory",
     "Geometry",
     "PersistentSettings",
@@ -40,6 +43,7 @@ __all__ = [
     "Superblock",
     "TieredStore",
     "TieredStoreFactory",
+    "advise",
     "boot_id",
     "default_directory",
     "differences",

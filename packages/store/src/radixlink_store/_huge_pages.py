@@ -18,9 +18,7 @@ import os
 from pathlib import Path
 from typing import Final
 
-import numpy as np
-
-from radixlink_store._advice import Advice, advise
+from radixlink_store._advice import Advice, address_of, advise
 
 _SIZE: Final = Path("/sys/kernel/mm/transparent_hugepage/hpage_pmd_size")
 #: Mappings that were placed elsewhere than in the gap they were made for, until one is given up.
@@ -52,7 +50,7 @@ def allocate_huge(descriptor: int, num_bytes: int) -> None:
     if not 0 < size <= num_bytes:
         return
     with map_file(descriptor, num_bytes) as mapping:
-        start = _address(mapping)
+        start = address_of(mapping)
         for offset in range(0, num_bytes - size + 1, size):
             # By a call and not by a store, which would be a SIGBUS where there is no room.
             os.pwrite(descriptor, b"\0", offset)
@@ -74,7 +72,7 @@ def map_file(descriptor: int, num_bytes: int) -> mmap.mmap:
     with contextlib.ExitStack() as gaps:
         try:
             for _ in range(_TRIES):
-                beyond = _address(mapping) % size
+                beyond = address_of(mapping) % size
                 if not beyond:
                     break
                 # Mappings are placed one below the other: below a gap so large, the next one fits.
@@ -86,8 +84,3 @@ def map_file(descriptor: int, num_bytes: int) -> mmap.mmap:
             gaps.close()
             mapping = mmap.mmap(descriptor, num_bytes)
     return mapping
-
-
-def _address(mapping: mmap.mmap) -> int:
-    """Where it begins."""
-    return np.frombuffer(mapping, np.uint8).ctypes.data

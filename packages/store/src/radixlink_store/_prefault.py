@@ -10,9 +10,7 @@ from __future__ import annotations
 import threading
 from typing import Final
 
-import numpy as np
-
-from radixlink_store._advice import Advice, advise
+from radixlink_store._advice import Advice, address_of, advise
 
 _PIECE_BYTES: Final = 1 << 21
 
@@ -59,7 +57,7 @@ class Prefault:
         memory = self._memory
         if memory is None:
             return
-        start = np.frombuffer(memory, np.uint8).ctypes.data
+        start = address_of(memory)
         for offset in range(0, memory.nbytes, _PIECE_BYTES):
             length = min(_PIECE_BYTES, memory.nbytes - offset)
             # Refused by kernels before 5.14: then the first touches cost what they cost.

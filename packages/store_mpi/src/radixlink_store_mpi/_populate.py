@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import mmap
 import os
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
+
+from radixlink_store import Advice, advise
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
-
-_MADV_POPULATE_WRITE: Final = 23
 
 
 def populate(memory: npt.NDArray[np.uint8]) -> None:
@@ -28,11 +27,9 @@ def populate(memory: npt.NDArray[np.uint8]) -> None:
     """
     address = memory.ctypes.data
     start = address - address % mmap.PAGESIZE
-    libc = ctypes.CDLL(None, use_errno=True)
-    length = ctypes.c_size_t(address + memory.nbytes - start)
-    if libc.madvise(ctypes.c_void_p(start), length, _MADV_POPULATE_WRITE) == 0:
+    error = advise(start, address + memory.nbytes - start, Advice.POPULATE_WRITE)
+    if not error:
         return
-    error = ctypes.get_errno()
     if error != errno.EINVAL:
         raise OSError(error, os.strerror(error))
     # Linux before 5.14 cannot be asked. Touching all pages dies now, if it must, not in a request.
