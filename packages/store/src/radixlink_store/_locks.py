@@ -163,7 +163,7 @@ class SlotLocks:
             StaleHandleError: The locks were closed, or this is a forked child.
             OSError: No more descriptors.
         """
-        if not self.are_ours:
+        if os.getpid() != self._process:
             raise StaleHandleError(
                 f"store: expected to write in process {self._process} that opened it, got its "
                 f"forked child {os.getpid()}; open the store again in the child"

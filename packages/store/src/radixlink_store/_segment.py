@@ -82,7 +82,7 @@ if TYPE_CHECKING:
 
     from radixlink_contracts import PageKeys, PoolLayout
     from radixlink_store._locks import LockDescriptor, SlotLocks
-    from radixlink_store._places import Place, Slots, Tags, Words
+    from radixlink_store._places import Lines, Place, Slots, Tags, Words
 
     Stamps: TypeAlias = npt.NDArray[np.uint32]
 
@@ -279,13 +279,18 @@ class Segment:
         found.words[rows] = words[::-1]
         return found
 
-    def tags_at(self, buckets: tuple[int, ...]) -> list[bytes]:
+    def tags_at(self, buckets: tuple[int, ...]) -> Lines:
         """The tags of each of these buckets, now."""
         ways, tags = self.ways, self._tags
-        return [tags[bucket * ways : (bucket + 1) * ways].tobytes() for bucket in buckets]
+        start = buckets[0] * ways
+        first = tags[start : start + ways].tobytes()
+        if len(buckets) == 1:
+            return (first,)
+        start = buckets[1] * ways
+        return first, tags[start : start + ways].tobytes()
 
     def find_one(
-        self, place: Place, lines: list[bytes], suspects: list[tuple[int, int]]
+        self, place: Place, lines: Lines, suspects: list[tuple[int, int]]
     ) -> tuple[int, int] | None:
         """Look for one published page by its full key.
 
@@ -300,6 +305,8 @@ class Segment:
         Cost: a microsecond.
         """
         key, tag, match, _, buckets = place
+        if tag not in lines[0] and tag not in lines[-1]:
+            return None
         for choice, line in enumerate(lines):
             way = line.find(tag)
             while way >= 0:
@@ -342,13 +349,14 @@ class Segment:
 
     def oldest(self, buckets: tuple[int, ...]) -> int:
         """The slot of the lowest age in these buckets."""
-        ways, lines = self.ways, self._age_lines
-        oldest = buckets[0] * ways + int(lines[buckets[0]].argmin())
-        for bucket in buckets[1:]:
-            slot = bucket * ways + int(lines[bucket].argmin())
-            if self._age[slot] < self._age[oldest]:
-                oldest = slot
-        return oldest
+        ways, lines, ages = self.ways, self._age_lines, self._age
+        bucket = buckets[0]
+        oldest = bucket * ways + int(lines[bucket].argmin())
+        if len(buckets) == 1:
+            return oldest
+        bucket = buckets[1]
+        other = bucket * ways + int(lines[bucket].argmin())
+        return other if ages[other] < ages[oldest] else oldest
 
     def use(self, slot: int, age: int, until: int = 0) -> None:
         """Say that a slot's page is used, and ask that it be kept `until` then."""
@@ -402,7 +410,7 @@ class Segment:
             return None
         self._tags[slot] = NO_TAG
         words[slot] = word
-        self._age[slot] = age | generation_of(word) & GENERATION_MASK
+        self._age[slot] = age | word >> STATE_BITS & GENERATION_MASK
         self._lease[slot] = 0
         return word
 

@@ -92,7 +92,7 @@ class _Page(NamedTuple):
     """
 
     place: Place
-    lines: list[bytes]
+    lines: Lines
     age: int
     parts: list[memoryview]
 
@@ -371,14 +371,13 @@ class SegmentPageStore:
         at = self._find_one(segment, place, lines)
         if at is not None:
             segment.use(at[0], age)
-            self._tally.add(already_there=1)
+            self._tally.add_one("already_there")
             return _ALL_OF_ONE
-        page = _Page(place, lines, age, parts)
-        (outcome,) = self._write(segment, [page], int(now), set())
+        outcome = self._write_one(segment, place, lines, age, parts, int(now))
         if outcome is _WRITTEN_OVER:
-            self._tally.add(put=1, evicted=1)
+            self._tally.add_one("put", "evicted")
         elif outcome is _WRITTEN:
-            self._tally.add(put=1)
+            self._tally.add_one("put")
         elif outcome in _GIVEN_UP:
             self._tally.add(already_there=1, evicted=outcome in _OVER)
         else:
@@ -414,7 +413,7 @@ class SegmentPageStore:
         return found
 
     def _find_one(
-        self, segment: Segment, place: Place, lines: list[bytes]
+        self, segment: Segment, place: Place, lines: Lines
     ) -> tuple[int, int] | None:
         """The same for one page: its slot and state word, if it is there."""
         suspects: list[tuple[int, int]] = []
@@ -509,6 +508,39 @@ class SegmentPageStore:
         except OSError as error:
             raise self._locks_failed(error) from error
         return outcomes
+
+    def _write_one(
+        self,
+        segment: Segment,
+        place: Place,
+        lines: Lines,
+        age: int,
+        parts: list[memoryview],
+        now: int,
+    ) -> _Outcome:
+        """Write one page that is not there: what `_write` does for a group, without its lists."""
+        outcome = _FULL
+        try:
+            lock = segment.locks.take()
+            try:
+                for slot, seen in ways_for(segment, place.buckets, lines, now):
+                    word = segment.claim(lock, slot, seen, place, age)
+                    if word is None:
+                        outcome = _BUSY
+                        continue
+                    sums = segment.fill(slot, word, place.seed, parts)
+                    at = segment.publish(slot, word, place, sums, self._writer)
+                    over = seen & STATE_MASK == _READY
+                    if at == slot:
+                        return _WRITTEN_OVER if over else _WRITTEN
+                    return _GIVEN_UP_OVER if over else _GIVEN_UP_FREE
+            finally:
+                # As in `_write`.
+                lock.unlock_all()
+                segment.locks.give_back(lock)
+        except OSError as error:
+            raise self._locks_failed(error) from error
+        return outcome
 
     @contextlib.contextmanager
     def _lend(self, segment: Segment) -> Iterator[LockDescriptor]:

@@ -37,18 +37,29 @@ class Tally:
         self._mutex: Final = ProcessMutex()
         self._row = row
         self._earlier: Final = tuple(row) if row is not None else (0,) * COUNTERS_PER_ROW
-        self._counts: Final = [0] * len(_NAMES)
+        #: What the row says, in a memory that nobody else can write.
+        self._totals: Final = list(self._earlier)
 
     def add(self, **counts: int) -> None:
         """Add to counters by the names that `StoreCounters` gives them."""
         with self._mutex.lock:
-            row = self._row
+            totals, row = self._totals, self._row
             for name, count in counts.items():
                 if count:
                     place = _PLACES[name]
-                    self._counts[place] = total = self._counts[place] + count
+                    totals[place] = total = totals[place] + count & _WORD
                     if row is not None:
-                        row[place] = self._earlier[place] + total & _WORD
+                        row[place] = total
+
+    def add_one(self, *names: str) -> None:
+        """Add 1 to each of these counters: what `add` does, in less time."""
+        with self._mutex.lock:
+            totals, row = self._totals, self._row
+            for name in names:
+                place = _PLACES[name]
+                totals[place] = total = totals[place] + 1 & _WORD
+                if row is not None:
+                    row[place] = total
 
     def leave(self) -> None:
         """Give the row up; what is counted from now on is for itself alone."""
@@ -59,7 +70,12 @@ class Tally:
     def counters(self) -> StoreCounters:
         """What this opener counted."""
         with self._mutex.lock:
-            return StoreCounters(**dict(zip(_NAMES, self._counts, strict=True)))
+            return StoreCounters(
+                **{
+                    name: self._totals[place] - self._earlier[place] & _WORD
+                    for name, place in _PLACES.items()
+                }
+            )
 
 
 def sum_of(rows: list[memoryview]) -> StoreCounters:

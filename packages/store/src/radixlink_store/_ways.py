@@ -23,14 +23,15 @@ from radixlink_store._state import STATE_MASK, SlotState
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from radixlink_store._places import Lines
     from radixlink_store._segment import Segment
 
 _STATE_MASK: Final = np.uint64(STATE_MASK)
-_READY: Final = SlotState.READY
+_READY: Final = int(SlotState.READY)
 
 
 def ways_for(
-    segment: Segment, buckets: tuple[int, ...], lines: list[bytes], now: int
+    segment: Segment, buckets: tuple[int, ...], lines: Lines, now: int
 ) -> Iterator[tuple[int, int]]:
     """Where a page with these candidate buckets may be written, with the state words seen.
 
@@ -46,28 +47,24 @@ def ways_for(
     Cost: a few microseconds for the first answer, tens once that one could not be had.
     """
     if NO_TAG in lines[0] or NO_TAG in lines[-1]:
-        yield from _free(segment, buckets, lines)
+        # In one loop and not by another generator, which takes a microsecond to ask.
+        second_first = lines[-1].count(NO_TAG) > lines[0].count(NO_TAG)
+        for choice in range(len(lines)):
+            at = choice ^ second_first
+            line, start = lines[at], buckets[at] * segment.ways
+            way = line.find(NO_TAG)
+            while way >= 0:
+                # The line may be older than the word: a page that was published since has its tag.
+                slot = start + way
+                word = segment.word(slot)
+                if segment.tag(slot) == NO_TAG:
+                    yield slot, word
+                way = line.find(NO_TAG, way + 1)
     slot = segment.oldest(buckets)
     word = segment.word(slot)
     if word & STATE_MASK == _READY and segment.lease(slot) <= now:
         yield slot, word
     yield from _all_in_order(segment, buckets, now)
-
-
-def _free(
-    segment: Segment, buckets: tuple[int, ...], lines: list[bytes]
-) -> Iterator[tuple[int, int]]:
-    """Ways without a tag, those of the bucket that has more of them first."""
-    free = [line.count(NO_TAG) for line in lines]
-    for best in sorted(range(len(lines)), key=free.__getitem__, reverse=True):
-        line, start = lines[best], buckets[best] * segment.ways
-        way = line.find(NO_TAG)
-        while way >= 0:
-            # The line may be older than the word: a page that was published since has its tag.
-            word = segment.word(start + way)
-            if segment.tag(start + way) == NO_TAG:
-                yield start + way, word
-            way = line.find(NO_TAG, way + 1)
 
 
 def _all_in_order(
