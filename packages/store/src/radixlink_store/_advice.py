@@ -4,12 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import enum
-from typing import TYPE_CHECKING, Final
-
-import numpy as np
-
-if TYPE_CHECKING:
-    import mmap
+from typing import Final
 
 _LIBC: Final = ctypes.CDLL(None, use_errno=True)
 
@@ -23,11 +18,6 @@ class Advice(enum.IntEnum):
     POPULATE_WRITE = 23
     #: Put its pages into huge ones (Linux 6.1).
     COLLAPSE = 25
-
-
-def address_of(memory: mmap.mmap | memoryview) -> int:
-    """Where a mapping, or a part of one, begins."""
-    return np.frombuffer(memory, np.uint8).ctypes.data
 
 
 def advise(address: int, num_bytes: int, advice: Advice) -> int:

@@ -6,6 +6,8 @@ from typing import Final
 
 import numpy as np
 
+from radixlink_store._address import address_of
+
 _RELEASE_FROM: Final = 1 << 17
 """Bytes. numpy releases the GIL for its copies, a memoryview keeps it. Whoever releases it may wait
 for a thread that computes (5 ms of Python's switch interval), so that is worth it only for copies
@@ -18,9 +20,11 @@ _LINE: Final = 64
 
 
 def past_line(memory: memoryview) -> int:
-    """How many bytes memory starts past the start of a line of the cache. Cost: a microsecond."""
-    address: int = np.frombuffer(memory, np.uint8).__array_interface__["data"][0]
-    return address % _LINE
+    """How many bytes memory starts past the start of a line of the cache.
+
+    Cost and errors: those of `address_of`.
+    """
+    return address_of(memory) % _LINE
 
 
 def copy(out: memoryview, source: memoryview, past: int) -> None:

@@ -18,7 +18,8 @@ import os
 from pathlib import Path
 from typing import Final
 
-from radixlink_store._advice import Advice, address_of, advise
+from radixlink_store._address import address_of
+from radixlink_store._advice import Advice, advise
 
 _SIZE: Final = Path("/sys/kernel/mm/transparent_hugepage/hpage_pmd_size")
 #: Mappings that were placed elsewhere than in the gap they were made for, until one is given up.

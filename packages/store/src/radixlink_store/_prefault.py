@@ -10,7 +10,8 @@ from __future__ import annotations
 import threading
 from typing import Final
 
-from radixlink_store._advice import Advice, address_of, advise
+from radixlink_store._address import address_of
+from radixlink_store._advice import Advice, advise
 
 _PIECE_BYTES: Final = 1 << 21
 

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
     from radixlink_contracts import PageKeys, PoolLayout
     from radixlink_store._locks import LockDescriptor
+    from radixlink_store._places import Lines
     from radixlink_store._prefault import Prefault
     from radixlink_store._segment import Found, Segment
     from radixlink_store.counters import StoreCounters
@@ -160,15 +161,25 @@ class SegmentPageStore:
         """Which pages are there. Changes no recency."""
         segment = self._opened()
         if len(keys) <= _FEW:
-            return PageBits(sum(1 << page for page in self._look_up_few(segment, keys)), len(keys))
+            mask = 0
+            for page, _, _ in self._there_of_few(segment, keys):
+                mask |= 1 << page
+            return PageBits(mask, len(keys))
         return _bits(self._find(segment, keys))
 
     def touch(self, keys: PageKeys) -> PageBits:
         """Raise recency; say which pages are there."""
         segment = self._opened()
+        age = age_of_call(self._clock())
+        if len(keys) <= _FEW:
+            mask = 0
+            for page, slot, _ in self._there_of_few(segment, keys):
+                segment.use(slot, age_of_page(age, page))
+                mask |= 1 << page
+            return PageBits(mask, len(keys))
         found = self._find(segment, keys)
         pages = np.flatnonzero(found.present)
-        segment.ages[found.slots[pages]] = ages_of_pages(age_of_call(self._clock()), pages)
+        segment.ages[found.slots[pages]] = ages_of_pages(age, pages)
         return _bits(found)
 
     def open(self, keys: PageKeys, ttl_s: float) -> PageHandles:
@@ -209,7 +220,7 @@ class SegmentPageStore:
         count = len(keys)
         slots, generations, writers = [0] * count, [0] * count, [0] * count
         mask = 0
-        for page, (slot, word) in self._look_up_few(segment, keys).items():
+        for page, slot, word in self._there_of_few(segment, keys):
             if not self._is_sound(segment, slot, word):
                 continue
             segment.use(slot, age_of_page(age, page), until)
@@ -412,9 +423,7 @@ class SegmentPageStore:
             self._is_sound(segment, slot, word)
         return found
 
-    def _find_one(
-        self, segment: Segment, place: Place, lines: Lines
-    ) -> tuple[int, int] | None:
+    def _find_one(self, segment: Segment, place: Place, lines: Lines) -> tuple[int, int] | None:
         """The same for one page: its slot and state word, if it is there."""
         suspects: list[tuple[int, int]] = []
         at = segment.find_one(place, lines, suspects)
@@ -438,10 +447,13 @@ class SegmentPageStore:
         ats = zip(found.slots[pages].tolist(), found.words[pages].tolist(), strict=True)
         return dict(zip(pages.tolist(), ats, strict=True))
 
-    def _look_up_few(self, segment: Segment, keys: PageKeys) -> dict[int, tuple[int, int]]:
-        """The same for those who need no places."""
-        num_buckets = segment.num_buckets
-        return self._look_up(segment, keys, [Place.of(key, num_buckets) for key in keys])
+    def _there_of_few(self, segment: Segment, keys: PageKeys) -> Iterator[tuple[int, int, int]]:
+        """Page, slot and state word of each page that is there: quick for few."""
+        for page, key in enumerate(keys):
+            place = Place.of(key, segment.num_buckets)
+            at = self._find_one(segment, place, segment.tags_at(place.buckets))
+            if at is not None:
+                yield page, *at
 
     def _is_sound(self, segment: Segment, slot: int, word: int) -> bool:
         """True when a slot's header is as it should be; else it is emptied, but by a forked child."""
