@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from array import array
 from typing import TYPE_CHECKING, Final
 
@@ -191,10 +192,11 @@ class SchedulerSide:
         return True, None
 
     def shutdown(self) -> None:
-        """Close the executor and the stores. A lookup that hangs is left behind."""
-        self._executor.close()
-        for shard in self._shards:
-            shard.close()
+        """Close the executor and all stores, whatever one of them raises. A lookup that hangs is left behind."""
+        with contextlib.ExitStack() as opened:
+            for shard in self._shards:
+                opened.callback(shard.close)
+            opened.callback(self._executor.close)
 
 
 def namespace_of(request: Request) -> Namespace | None:
