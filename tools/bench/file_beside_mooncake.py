@@ -45,7 +45,7 @@ _SEGMENT_BYTES: Final = 2 << 30
 _BATCHES: Final = (1, 8)
 _WARM_UP_TURNS: Final = 10
 _STORES: Final = ("mooncake", "file", "memcpy", "hashed")
-_SHARED_PAGES: Final = 512
+_SHARED_PAGES: Final = 1024
 """Of the memory that both have mapped: as cold, when it is written and read, as a store's."""
 
 
@@ -93,7 +93,7 @@ class Side:
         sizes = [self._page_bytes] * batch
         pages = self.memory[:batch]
         data = pages.reshape(-1).data
-        # No two of the ways share rows: what one of them touched is in the caches for the next.
+        # memcpy and hashed share no rows: what one of them touched is in the caches for the other.
         half = _SHARED_PAGES // 2 if what.endswith("hashed") else 0
         rows = [
             (turn * max(_BATCHES) + page) % (_SHARED_PAGES // 2) + half for page in range(batch)

@@ -148,22 +148,32 @@ def clock() -> StillClock:
     return StillClock()
 
 
+def store_in_memory(
+    layout: PoolLayout,
+    clock: StillClock,
+    num_buckets: int,
+    ways: int,
+    *,
+    checksums: bool = True,
+) -> tuple[SegmentPageStore, Segment]:
+    """A store of so many slots, over plain memory and with locks of its own, and its segment."""
+    geometry = Geometry(num_buckets=num_buckets, ways=ways, range_bytes=layout.range_bytes)
+    locks = SlotLocks(os.memfd_create("locks"))
+    superblock = Superblock(layout=layout, geometry=geometry, boot_id="now", checksums=checksums)
+    buffer = memoryview(bytearray(geometry.total_bytes))
+    segment = Segment.format(buffer, superblock, locks)
+    return SegmentPageStore(segment, "the test's segment", clock), segment
+
+
 @pytest.fixture
-def make_store(tmp_path: Path, layout: PoolLayout, clock: StillClock) -> Iterator[MakeStore]:
+def make_store(layout: PoolLayout, clock: StillClock) -> Iterator[MakeStore]:
     """Makes stores of any geometry."""
     with contextlib.ExitStack() as stack:
 
         def make(
             num_buckets: int, ways: int, *, checksums: bool = True
         ) -> tuple[SegmentPageStore, Segment]:
-            geometry = Geometry(num_buckets=num_buckets, ways=ways, range_bytes=layout.range_bytes)
-            locks = SlotLocks(os.open(tmp_path / "locks", os.O_RDWR | os.O_CREAT, 0o600))
-            superblock = Superblock(
-                layout=layout, geometry=geometry, boot_id="now", checksums=checksums
-            )
-            buffer = memoryview(bytearray(geometry.total_bytes))
-            segment = Segment.format(buffer, superblock, locks)
-            store = SegmentPageStore(segment, "the test's segment", clock)
+            store, segment = store_in_memory(layout, clock, num_buckets, ways, checksums=checksums)
             stack.callback(store.close)
             return store, segment
 

@@ -1,4 +1,4 @@
-"""Where memory begins."""
+"""Where memory is."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ if TYPE_CHECKING:
 
 
 def address_of(memory: mmap.mmap | memoryview) -> int:
-    """Where a mapping, or a part of one, begins. Cost: half a microsecond, a third of numpy's way.
+    """The address of the first byte.
 
     Raises:
-        TypeError: It cannot be written.
+        TypeError: The memory cannot be written, or is not contiguous.
         ValueError: It has no bytes.
+
+    Cost: 0.7 microseconds; by way of numpy it were 1.7.
     """
     return addressof(c_char.from_buffer(memory))

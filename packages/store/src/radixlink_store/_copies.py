@@ -22,7 +22,7 @@ _LINE: Final = 64
 def past_line(memory: memoryview) -> int:
     """How many bytes memory starts past the start of a line of the cache.
 
-    Cost and errors: those of `address_of`.
+    Raises: as `address_of` says.
     """
     return address_of(memory) % _LINE
 

@@ -163,6 +163,7 @@ class SlotLocks:
             StaleHandleError: The locks were closed, or this is a forked child.
             OSError: No more descriptors.
         """
+        # `are_ours`, with every page that comes alone.
         if os.getpid() != self._process:
             raise StaleHandleError(
                 f"store: expected to write in process {self._process} that opened it, got its "

@@ -361,8 +361,9 @@ class Segment:
     def use(self, slot: int, age: int, until: int = 0) -> None:
         """Say that a slot's page is used, and ask that it be kept `until` then."""
         self._age[slot] = age
-        if until:
-            self._lease[slot] = max(self._lease[slot], until)
+        # No lease is stored that would not be a longer one: another may have asked for more since.
+        if until and until > self._lease[slot]:
+            self._lease[slot] = until
 
     # --- reading ---------------------------------------------------------------------------------
 

@@ -28,7 +28,7 @@ from radixlink_store._tally import Tally
 from radixlink_store._ways import ways_for
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from typing_extensions import Buffer
 
@@ -54,9 +54,9 @@ class _Outcome(enum.Enum):
     GIVEN_UP = enum.auto()
     #: The same, where another page had been.
     GIVEN_UP_OVER = enum.auto()
-    #: No slot may be written: all are leased, or have used their generations up.
+    #: No slot may be written: all are leased.
     FULL = enum.auto()
-    #: Others were faster at every slot that may be written.
+    #: Others were faster at every slot that may be written, or it has used its generations up.
     BUSY = enum.auto()
 
 
@@ -162,7 +162,7 @@ class SegmentPageStore:
         segment = self._opened()
         if len(keys) <= _FEW:
             mask = 0
-            for page, _, _ in self._there_of_few(segment, keys):
+            for page, _, _ in self._there_of_few(segment, _places(segment, keys)):
                 mask |= 1 << page
             return PageBits(mask, len(keys))
         return _bits(self._find(segment, keys))
@@ -173,7 +173,7 @@ class SegmentPageStore:
         age = age_of_call(self._clock())
         if len(keys) <= _FEW:
             mask = 0
-            for page, slot, _ in self._there_of_few(segment, keys):
+            for page, slot, _ in self._there_of_few(segment, _places(segment, keys)):
                 segment.use(slot, age_of_page(age, page))
                 mask |= 1 << page
             return PageBits(mask, len(keys))
@@ -220,7 +220,7 @@ class SegmentPageStore:
         count = len(keys)
         slots, generations, writers = [0] * count, [0] * count, [0] * count
         mask = 0
-        for page, slot, word in self._there_of_few(segment, keys):
+        for page, slot, word in self._there_of_few(segment, _places(segment, keys)):
             if not self._is_sound(segment, slot, word):
                 continue
             segment.use(slot, age_of_page(age, page), until)
@@ -315,8 +315,7 @@ class SegmentPageStore:
         now = self._clock()
         if count == 1:
             return self._put_one(segment, keys.data, columns, now)
-        num_buckets = segment.num_buckets
-        places = [Place.of(key, num_buckets) for key in keys]
+        places = _places(segment, keys)
         there = self._look_up(segment, keys, places)
         age = age_of_call(now)
         for page, (slot, _) in there.items():
@@ -435,22 +434,19 @@ class SegmentPageStore:
         self, segment: Segment, keys: PageKeys, places: list[Place]
     ) -> dict[int, tuple[int, int]]:
         """Slot and state word of each page that is there; quick for few."""
-        there: dict[int, tuple[int, int]] = {}
         if len(places) <= _FEW:
-            for page, place in enumerate(places):
-                at = self._find_one(segment, place, segment.tags_at(place.buckets))
-                if at is not None:
-                    there[page] = at
-            return there
+            there = self._there_of_few(segment, places)
+            return {page: (slot, word) for page, slot, word in there}
         found = self._find(segment, keys)
         pages = np.flatnonzero(found.present)
         ats = zip(found.slots[pages].tolist(), found.words[pages].tolist(), strict=True)
         return dict(zip(pages.tolist(), ats, strict=True))
 
-    def _there_of_few(self, segment: Segment, keys: PageKeys) -> Iterator[tuple[int, int, int]]:
-        """Page, slot and state word of each page that is there: quick for few."""
-        for page, key in enumerate(keys):
-            place = Place.of(key, segment.num_buckets)
+    def _there_of_few(
+        self, segment: Segment, places: Iterable[Place]
+    ) -> Iterator[tuple[int, int, int]]:
+        """Page, slot and state word of each page that is there, looked for one by one."""
+        for page, place in enumerate(places):
             at = self._find_one(segment, place, segment.tags_at(place.buckets))
             if at is not None:
                 yield page, *at
@@ -547,7 +543,7 @@ class SegmentPageStore:
                         return _WRITTEN_OVER if over else _WRITTEN
                     return _GIVEN_UP_OVER if over else _GIVEN_UP_FREE
             finally:
-                # As in `_write`.
+                # As `_write` has it.
                 lock.unlock_all()
                 segment.locks.give_back(lock)
         except OSError as error:
@@ -569,6 +565,12 @@ class SegmentPageStore:
             f"the limit of open files, or use a local file system",
             transient=error.errno in {errno.EMFILE, errno.ENFILE, errno.ENOLCK},
         )
+
+
+def _places(segment: Segment, keys: PageKeys) -> list[Place]:
+    """Where each page may be."""
+    num_buckets = segment.num_buckets
+    return [Place.of(key, num_buckets) for key in keys]
 
 
 def _bits(found: Found) -> PageBits:

@@ -37,7 +37,7 @@ class Tally:
         self._mutex: Final = ProcessMutex()
         self._row = row
         self._earlier: Final = tuple(row) if row is not None else (0,) * COUNTERS_PER_ROW
-        #: What the row says, in a memory that nobody else can write.
+        #: Where the row stands by what this opener counted; a forked child may write the row, too.
         self._totals: Final = list(self._earlier)
 
     def add(self, **counts: int) -> None:

@@ -12,9 +12,9 @@ class StoreCounters:
     Attributes:
         put: Pages written.
         already_there: Pages that a `put` found there.
-        rejected_full: Pages that found no room: every way was leased, or has used its generations
-            up.
-        rejected_busy: Pages that found no room because others were writing the ways that had any.
+        rejected_full: Pages that found no room: every way was leased.
+        rejected_busy: Pages that found no room because others were writing the ways that had any, or
+            those have used their generations up.
         evicted: Published pages of other keys that were written over.
         read_ok: Layer ranges of pages read right.
         read_missing: Layer ranges asked for of pages that `open` had not found.
