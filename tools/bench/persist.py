@@ -32,14 +32,10 @@ import attrs
 import numpy as np
 
 from radixlink_contracts import CacheIdentity, PageKeys, PoolLayout, PoolName, StoreConfig
-from radixlink_store import (
-    FileStoreFactory,
-    PersistentSettings,
-    SegmentPageStore,
-    TieredStoreFactory,
-)
+from radixlink_store import FileStoreFactory, PersistentSettings, TieredStoreFactory
 from radixlink_store._page_log import PageLog
 from radixlink_store._tier_tally import TierTally
+from radixlink_store.segments import SegmentPageStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from radixlink_store import SegmentPageStore
+    from radixlink_store.segments import SegmentPageStore
 
     Bytes = npt.NDArray[np.uint8]
 

@@ -9,16 +9,10 @@ from typing import TYPE_CHECKING, Protocol
 import pytest
 
 from radixlink_contracts import CacheIdentity, PoolLayout, PoolName
-from radixlink_store import (
-    Geometry,
-    PersistentSettings,
-    Segment,
-    SegmentPageStore,
-    SlotLocks,
-    Superblock,
-)
+from radixlink_store import PersistentSettings
 from radixlink_store._page_log import PageLog
 from radixlink_store._tier_tally import TierTally
+from radixlink_store.segments import Geometry, Segment, SegmentPageStore, SlotLocks, Superblock
 from radixlink_testing.pages import page_key, page_keys, page_parts
 
 if TYPE_CHECKING:

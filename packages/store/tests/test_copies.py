@@ -10,7 +10,7 @@ import attrs
 import pytest
 
 from radixlink_contracts import PageBits, StoreConfig
-from radixlink_store import FileStoreFactory, Segment, _segment
+from radixlink_store import FileStoreFactory, _segment
 from radixlink_store._checksum import header_checksum
 from radixlink_store._places import Place
 from radixlink_store._state import MATCH_MASK
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
     from radixlink_contracts import PoolLayout
-    from radixlink_store import SegmentPageStore
+    from radixlink_store.segments import Segment, SegmentPageStore
 
 KEY = page_keys([9])
 NUM_PAGES = 300

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from packages.store.tests.conftest import MakeStore
 
     from radixlink_contracts import PageHandles
-    from radixlink_store import Segment, SegmentPageStore
+    from radixlink_store.segments import Segment, SegmentPageStore
 
 KEYS = page_keys(range(3))
 ALL = PageBits.all(3)

@@ -26,9 +26,10 @@ from radixlink_contracts.errors import (
     IntegrityError,
     StaleHandleError,
 )
-from radixlink_store import FileStoreFactory, Geometry, SlotLocks, default_directory
+from radixlink_store import FileStoreFactory, default_directory
 from radixlink_store._room import Room, room_at
 from radixlink_store._superblock import write_boot_id
+from radixlink_store.segments import Geometry, SlotLocks
 from radixlink_testing import read_right
 from radixlink_testing.pages import page_keys, page_parts
 
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from radixlink_contracts import PoolLayout
-    from radixlink_store import SegmentPageStore
+    from radixlink_store.segments import SegmentPageStore
 
     OpenStore = Callable[..., SegmentPageStore]
 

@@ -11,9 +11,10 @@ import pytest
 from packages.store.tests.conftest import STRESS
 
 from radixlink_contracts import PageBits, StoreConfig
-from radixlink_store import FileStoreFactory, Geometry, Segment, SegmentPageStore
+from radixlink_store import FileStoreFactory
 from radixlink_store._places import NO_TAG
 from radixlink_store._state import STATE_MASK, SlotState, generation_of
+from radixlink_store.segments import Geometry, Segment, SegmentPageStore
 from radixlink_testing.pages import page_keys, page_parts
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from radixlink_store import SlotLocks
+from radixlink_store.segments import SlotLocks
 from radixlink_testing.pages import page_keys, page_parts
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from packages.store.tests.conftest import MakeStore
 
-    from radixlink_store import Segment, SegmentPageStore
+    from radixlink_store.segments import Segment, SegmentPageStore
 
 
 def interrupted(step: int, work: Callable[[], object]) -> bool:

@@ -12,7 +12,8 @@ import pytest
 from packages.store.tests.conftest import STRESS
 
 from radixlink_contracts import PageBits, StoreConfig
-from radixlink_store import FileStoreFactory, Segment, SegmentPageStore
+from radixlink_store import FileStoreFactory
+from radixlink_store.segments import Segment, SegmentPageStore
 from radixlink_testing import read_right
 from radixlink_testing.pages import page_keys, page_parts
 

@@ -5,13 +5,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from radixlink_contracts.errors import CapacityError, ContractError
-from radixlink_store import Geometry
 from radixlink_store._layout import (
     COUNTER_ROWS,
     COUNTERS_PER_ROW,
     MAX_WAYS,
     SUPERBLOCK_BYTES,
 )
+from radixlink_store.segments import Geometry
 
 RANGES = st.lists(st.integers(1, 5000), min_size=1, max_size=8).map(tuple)
 

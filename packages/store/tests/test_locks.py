@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from radixlink_contracts.errors import StaleHandleError
-from radixlink_store import SlotLocks
+from radixlink_store.segments import SlotLocks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

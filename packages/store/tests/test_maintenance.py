@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from radixlink_contracts import PoolLayout
-    from radixlink_store import Segment, SegmentPageStore
+    from radixlink_store.segments import Segment, SegmentPageStore
 
     Found = SegmentStatus | LogStatus | Verdict | LogVerdict | Cleared | ClearedLog | Unreadable
     OpenStore = Callable[..., SegmentPageStore]

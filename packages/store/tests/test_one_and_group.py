@@ -24,7 +24,7 @@ from radixlink_testing.pages import page_keys, page_parts
 if TYPE_CHECKING:
     from packages.store.tests.conftest import MakeStore
 
-    from radixlink_store import Segment, SegmentPageStore
+    from radixlink_store.segments import Segment, SegmentPageStore
 
 LAYOUT = PoolLayout(identity=IDENTITY, pool=PoolName.KV, range_bytes=(40, 24))
 NOW = 1000

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from packages.store.tests.conftest import MakeStore, StillClock
 
     from radixlink_contracts import PoolLayout
-    from radixlink_store import SegmentPageStore
+    from radixlink_store.segments import SegmentPageStore
 
 
 def put(store: SegmentPageStore, pages: Iterable[int]) -> PageBits:

@@ -5,9 +5,9 @@ import pytest
 
 from radixlink_contracts import CacheIdentity, PoolLayout, PoolName, Shard
 from radixlink_contracts.errors import ContractError, IdentityError, IntegrityError
-from radixlink_store import Geometry, Superblock, differences
 from radixlink_store._layout import SUPERBLOCK_BYTES
 from radixlink_store._superblock import write_boot_id
+from radixlink_store.segments import Geometry, Superblock, differences
 
 IDENTITY = CacheIdentity(
     model="a model", revision="r1", dtype="float32", page_size=16, num_layers=2, layout="k|v"

@@ -16,7 +16,8 @@ from unittest import mock
 import attrs
 
 from radixlink_contracts import PageBits, PoolName, StoreConfig
-from radixlink_store import FileStoreFactory, Segment
+from radixlink_store import FileStoreFactory
+from radixlink_store.segments import Segment
 from radixlink_store_mpi._mpi import MPI
 from radixlink_testing import SUITE_CAPACITY_BYTES, SUITE_LAYOUT, put_pages, read_right
 from radixlink_testing.pages import page_keys

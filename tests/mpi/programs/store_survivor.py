@@ -14,7 +14,7 @@ import pytest
 
 from radixlink_contracts import PageBits, StoreConfig
 from radixlink_contracts.errors import BackendUnavailableError
-from radixlink_store import Segment
+from radixlink_store.segments import Segment
 from radixlink_store_mpi import MpiStoreFactory
 from radixlink_store_mpi._mpi import MPI
 from radixlink_testing import SUITE_CAPACITY_BYTES, SUITE_LAYOUT, read_right

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
     from radixlink_contracts import PoolLayout
-    from radixlink_store import SegmentPageStore
+    from radixlink_store.segments import SegmentPageStore
     from radixlink_store_mpi.counters import NodeTally
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from radixlink_contracts import PoolLayout
-    from radixlink_store import SegmentPageStore
+    from radixlink_store.segments import SegmentPageStore
     from radixlink_store_mpi._ranks import Ranks
     from radixlink_store_mpi._settings import NodeSettings
 

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Final
 
 from radixlink_contracts import StoreConfig
 from radixlink_contracts.errors import BackendUnavailableError, IdentityError, StaleHandleError
-from radixlink_store import SegmentPageStore, differences, map_exceptions
+from radixlink_store.segments import SegmentPageStore, differences, map_exceptions
 from radixlink_store_mpi._collective import all_or_none, wait
 from radixlink_store_mpi._exchange import NodeExchange
 from radixlink_store_mpi._mpi import MPI, is_in_child

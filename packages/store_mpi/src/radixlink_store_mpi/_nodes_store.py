@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
     from radixlink_contracts import PageHandles, PageKeys, PoolLayout
-    from radixlink_store import SegmentPageStore
     from radixlink_store.counters import StoreCounters
+    from radixlink_store.segments import SegmentPageStore
     from radixlink_store_mpi._asking import Asking
     from radixlink_store_mpi._wire import Answer
     from radixlink_store_mpi.counters import NodeCounters, NodeTally

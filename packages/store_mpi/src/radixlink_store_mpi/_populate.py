@@ -7,7 +7,7 @@ import mmap
 import os
 from typing import TYPE_CHECKING
 
-from radixlink_store import Advice, advise
+from radixlink_store.segments import Advice, advise
 
 if TYPE_CHECKING:
     import numpy as np

@@ -17,7 +17,7 @@ import attrs
 import numpy as np
 
 from radixlink_contracts.errors import BackendUnavailableError, CapacityError, LinkError
-from radixlink_store import (
+from radixlink_store.segments import (
     Geometry,
     Segment,
     SegmentPageStore,

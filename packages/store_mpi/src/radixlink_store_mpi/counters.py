@@ -6,7 +6,7 @@ from typing import Final
 
 import attrs
 
-from radixlink_store import ProcessMutex
+from radixlink_store.segments import ProcessMutex
 
 
 @attrs.frozen(kw_only=True)
