@@ -145,14 +145,14 @@ def clock() -> StillClock:
 def store_in_memory(
     layout: PoolLayout,
     clock: StillClock,
+    locks: SlotLocks,
     num_buckets: int,
     ways: int,
     *,
     checksums: bool = True,
 ) -> tuple[SegmentPageStore, Segment]:
-    """A store of so many slots, over plain memory and with locks of its own, and its segment."""
+    """A store of so many slots, over plain memory, and its segment. It closes the locks."""
     geometry = Geometry(num_buckets=num_buckets, ways=ways, range_bytes=layout.range_bytes)
-    locks = SlotLocks(os.memfd_create("locks"))
     superblock = Superblock(layout=layout, geometry=geometry, boot_id="now", checksums=checksums)
     buffer = memoryview(bytearray(geometry.total_bytes))
     segment = Segment.format(buffer, superblock, locks)
@@ -160,14 +160,17 @@ def store_in_memory(
 
 
 @pytest.fixture
-def make_store(layout: PoolLayout, clock: StillClock) -> Iterator[MakeStore]:
-    """Makes stores of any geometry."""
+def make_store(tmp_path: Path, layout: PoolLayout, clock: StillClock) -> Iterator[MakeStore]:
+    """Makes stores of any geometry; their locks are in one file."""
     with contextlib.ExitStack() as stack:
 
         def make(
             num_buckets: int, ways: int, *, checksums: bool = True
         ) -> tuple[SegmentPageStore, Segment]:
-            store, segment = store_in_memory(layout, clock, num_buckets, ways, checksums=checksums)
+            locks = SlotLocks(os.open(tmp_path / "locks", os.O_RDWR | os.O_CREAT, 0o600))
+            store, segment = store_in_memory(
+                layout, clock, locks, num_buckets, ways, checksums=checksums
+            )
             stack.callback(store.close)
             return store, segment
 

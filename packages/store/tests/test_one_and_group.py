@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import os
 from typing import TYPE_CHECKING
 
 import attrs
@@ -19,6 +20,7 @@ from radixlink_store._ages import age_of_call, age_of_page
 from radixlink_store._places import NO_TAG, Place
 from radixlink_store._state import LAST_GENERATION, SlotState, pack
 from radixlink_store.counters import StoreCounters
+from radixlink_store.segments import SlotLocks
 from radixlink_testing.pages import page_keys, page_parts
 
 if TYPE_CHECKING:
@@ -83,8 +85,9 @@ def test_page_that_comes_alone_is_written_like_one_of_a_group(
     before = data.draw(st.lists(slots(), min_size=2 * num_buckets, max_size=2 * num_buckets))
     clock = StillClock()
     clock.now = NOW
-    alone, in_alone = store_in_memory(LAYOUT, clock, num_buckets, 2)
-    grouped, in_grouped = store_in_memory(LAYOUT, clock, num_buckets, 2)
+    locks = [SlotLocks(os.memfd_create("locks")) for _ in range(2)]
+    alone, in_alone = store_in_memory(LAYOUT, clock, locks[0], num_buckets, 2)
+    grouped, in_grouped = store_in_memory(LAYOUT, clock, locks[1], num_buckets, 2)
     with contextlib.closing(alone), contextlib.closing(grouped), contextlib.ExitStack() as held:
         for segment in (in_alone, in_grouped):
             arrange(segment, before)

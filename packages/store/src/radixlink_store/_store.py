@@ -28,7 +28,7 @@ from radixlink_store._tally import Tally
 from radixlink_store._ways import ways_for
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
     from typing_extensions import Buffer
 
@@ -315,12 +315,17 @@ class SegmentPageStore:
         now = self._clock()
         if count == 1:
             return self._put_one(segment, keys.data, columns, now)
+        return self._put_many(segment, keys, columns, now)
+
+    def _put_many(
+        self, segment: Segment, keys: PageKeys, columns: list[memoryview], now: float
+    ) -> PageBits:
+        """Store any number of pages, equal ones too."""
         places = _places(segment, keys)
         there = self._look_up(segment, keys, places)
         age = age_of_call(now)
         for page, (slot, _) in there.items():
             segment.use(slot, age_of_page(age, page))
-        mask = sum(1 << page for page in there)
         #: Of each page that is not there, where it comes first in this call.
         firsts: dict[bytes, int] = {}
         for page, place in enumerate(places):
@@ -329,6 +334,7 @@ class SegmentPageStore:
         new = list(firsts.values())
         #: The slots of this call's pages: it must not evict for its last pages its first ones.
         mine = {slot for slot, _ in there.values()}
+        sizes = self._layout.range_bytes
         outcomes: dict[int, _Outcome] = {}
         for start in range(0, len(new), _GROUP):
             pages = {
@@ -345,9 +351,20 @@ class SegmentPageStore:
             }
             written = self._write(segment, list(pages.values()), int(now), mine)
             outcomes.update(zip(pages, written, strict=True))
-        put = again = over = full = busy = 0
+        return self._stored(places, there.keys(), firsts, outcomes)
+
+    def _stored(
+        self,
+        places: list[Place],
+        there: Collection[int],
+        firsts: dict[bytes, int],
+        outcomes: dict[int, _Outcome],
+    ) -> PageBits:
+        """Which pages of a call are stored; counts what became of each."""
+        mask = put = again = over = full = busy = 0
         for page, place in enumerate(places):
             if page in there:
+                mask |= 1 << page
                 continue
             first = firsts[place.key]
             outcome = outcomes[first]
@@ -369,7 +386,7 @@ class SegmentPageStore:
             rejected_full=full,
             rejected_busy=busy,
         )
-        return PageBits(mask, count)
+        return PageBits(mask, len(places))
 
     def _put_one(
         self, segment: Segment, key: bytes, parts: list[memoryview], now: float
