@@ -13,6 +13,7 @@ from packages.store.tests.conftest import STRESS
 
 from radixlink_contracts import PageBits, StoreConfig
 from radixlink_store import FileStoreFactory
+from radixlink_store._writes import write_group, write_one
 from radixlink_store.segments import Segment, SegmentPageStore
 from radixlink_testing import read_right
 from radixlink_testing.pages import page_keys, page_parts
@@ -29,10 +30,10 @@ ROUNDS = 20 if STRESS else 4
 #: What a child ends with if it was neither killed nor stopped.
 WROTE, FAILED = 0, 1
 WRITE = {
-    method.__code__
-    for method in (
-        SegmentPageStore._write_one,
-        SegmentPageStore._write,
+    step.__code__
+    for step in (
+        write_one,
+        write_group,
         Segment.claim,
         Segment.fill,
         Segment.publish,
@@ -131,7 +132,7 @@ def place(tmp_path: Path, layout: PoolLayout) -> Iterator[Place]:
     place.close()
 
 
-@pytest.mark.parametrize(("count", "write"), [(1, "_write_one"), (3, "_write")])
+@pytest.mark.parametrize(("count", "write"), [(1, "write_one"), (3, "write_group")])
 def test_lines_of_every_step_of_a_write_count(place: Place, count: int, write: str) -> None:
     """One page and several take different ways; what they share is counted in both."""
     entered: set[str] = set()

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import enum
 import errno
 import math
 import os
 import time
 from array import array
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
@@ -23,9 +22,20 @@ from radixlink_store._ages import age_of_call, age_of_page, ages_of_pages
 from radixlink_store._copies import past_line
 from radixlink_store._places import Place, seed_and_match
 from radixlink_store._segment import generations_of
-from radixlink_store._state import STATE_BITS, STATE_MASK, SlotState, generation_of
+from radixlink_store._state import STATE_BITS, generation_of
 from radixlink_store._tally import Tally
-from radixlink_store._ways import ways_for
+from radixlink_store._writes import (
+    BUSY,
+    FULL,
+    GIVEN_UP,
+    GROUP,
+    OVER,
+    WRITTEN,
+    WRITTEN_OVER,
+    Page,
+    write_group,
+    write_one,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -37,65 +47,18 @@ if TYPE_CHECKING:
     from radixlink_store._places import Lines
     from radixlink_store._prefault import Prefault
     from radixlink_store._segment import Found, Segment
+    from radixlink_store._writes import Outcome
     from radixlink_store.counters import StoreCounters
 
 MAX_LEASE_S: Final = 3600
 """No lease keeps a page longer than that, so that a wrong `ttl_s` cannot fill a store for good."""
 
 
-class _Outcome(enum.Enum):
-    """What became of one page of a `put`."""
-
-    #: Written into a slot that held none.
-    WRITTEN = enum.auto()
-    #: Written over another page.
-    WRITTEN_OVER = enum.auto()
-    #: Given up, as somebody else had stored it meanwhile.
-    GIVEN_UP = enum.auto()
-    #: The same, where another page had been.
-    GIVEN_UP_OVER = enum.auto()
-    #: No slot may be written: all are leased.
-    FULL = enum.auto()
-    #: Others were faster at every slot that may be written, or it has used its generations up.
-    BUSY = enum.auto()
-
-
-# Members of an enum are slow to come by (Python 3.11), and these are asked for with every page.
-_WRITTEN: Final = _Outcome.WRITTEN
-_WRITTEN_OVER: Final = _Outcome.WRITTEN_OVER
-_GIVEN_UP_FREE: Final = _Outcome.GIVEN_UP
-_GIVEN_UP_OVER: Final = _Outcome.GIVEN_UP_OVER
-_GIVEN_UP: Final = {_GIVEN_UP_FREE, _GIVEN_UP_OVER}
-_OVER: Final = {_WRITTEN_OVER, _GIVEN_UP_OVER}
-_FULL: Final = _Outcome.FULL
-_BUSY: Final = _Outcome.BUSY
-_READY: Final = int(SlotState.READY)
-
 _ALL_OF_ONE: Final = PageBits.all(1)
 _NONE_OF_ONE: Final = PageBits.none(1)
 
 _FEW: Final = 8
 """Up to so many pages are looked for one by one: below that, numpy's fixed costs are larger."""
-
-_GROUP: Final = 8
-"""So many pages of a call are written at a time. More would gain nothing, and a writer that dies
-leaves so many slots without a page, one that was stopped keeps as many."""
-
-
-class _Page(NamedTuple):
-    """A page that is to be written.
-
-    Attributes:
-        place: Where it may be.
-        lines: The tags there.
-        age: What its slot's age will be.
-        parts: Its layer ranges.
-    """
-
-    place: Place
-    lines: Lines
-    age: int
-    parts: list[memoryview]
 
 
 class SegmentPageStore:
@@ -335,10 +298,10 @@ class SegmentPageStore:
         #: The slots of this call's pages: it must not evict for its last pages its first ones.
         mine = {slot for slot, _ in there.values()}
         sizes = self._layout.range_bytes
-        outcomes: dict[int, _Outcome] = {}
-        for start in range(0, len(new), _GROUP):
+        outcomes: dict[int, Outcome] = {}
+        for start in range(0, len(new), GROUP):
             pages = {
-                page: _Page(
+                page: Page(
                     places[page],
                     segment.tags_at(places[page].buckets),
                     age_of_page(age, page),
@@ -347,9 +310,12 @@ class SegmentPageStore:
                         for column, size in zip(columns, sizes, strict=True)
                     ],
                 )
-                for page in new[start : start + _GROUP]
+                for page in new[start : start + GROUP]
             }
-            written = self._write(segment, list(pages.values()), int(now), mine)
+            try:
+                written = write_group(segment, pages.values(), int(now), mine, self._writer)
+            except OSError as error:
+                raise self._locks_failed(error) from error
             outcomes.update(zip(pages, written, strict=True))
         return self._stored(places, there.keys(), firsts, outcomes)
 
@@ -358,7 +324,7 @@ class SegmentPageStore:
         places: list[Place],
         there: Collection[int],
         firsts: dict[bytes, int],
-        outcomes: dict[int, _Outcome],
+        outcomes: dict[int, Outcome],
     ) -> PageBits:
         """Which pages of a call are stored; counts what became of each."""
         mask = put = again = over = full = busy = 0
@@ -368,17 +334,17 @@ class SegmentPageStore:
                 continue
             first = firsts[place.key]
             outcome = outcomes[first]
-            if outcome is _FULL:
+            if outcome is FULL:
                 full += 1
-            elif outcome is _BUSY:
+            elif outcome is BUSY:
                 busy += 1
             else:
                 mask |= 1 << page
-                if page != first or outcome in _GIVEN_UP:
+                if page != first or outcome in GIVEN_UP:
                     again += 1
                 else:
                     put += 1
-                over += page == first and outcome in _OVER
+                over += page == first and outcome in OVER
         self._tally.add(
             put=put,
             already_there=len(there) + again,
@@ -400,15 +366,19 @@ class SegmentPageStore:
             segment.use(at[0], age)
             self._tally.add_one("already_there")
             return _ALL_OF_ONE
-        outcome = self._write_one(segment, place, lines, age, parts, int(now))
-        if outcome is _WRITTEN_OVER:
+        page = (place, lines, age, parts)
+        try:
+            outcome = write_one(segment, page, int(now), self._writer)
+        except OSError as error:
+            raise self._locks_failed(error) from error
+        if outcome is WRITTEN_OVER:
             self._tally.add_one("put", "evicted")
-        elif outcome is _WRITTEN:
+        elif outcome is WRITTEN:
             self._tally.add_one("put")
-        elif outcome in _GIVEN_UP:
-            self._tally.add(already_there=1, evicted=outcome in _OVER)
+        elif outcome in GIVEN_UP:
+            self._tally.add(already_there=1, evicted=outcome in OVER)
         else:
-            full = outcome is _FULL
+            full = outcome is FULL
             self._tally.add(rejected_full=full, rejected_busy=not full)
             return _NONE_OF_ONE
         return _ALL_OF_ONE
@@ -490,82 +460,6 @@ class SegmentPageStore:
             return segment.word(slot) == word
         with self._lend(segment) as lock:
             return segment.empty_if_range_damaged(lock, slot, word, seed, layer_range)
-
-    def _write(
-        self, segment: Segment, pages: list[_Page], now: int, mine: set[int]
-    ) -> list[_Outcome]:
-        """Write pages that are not there, as many as one group has, and add their slots to `mine`.
-
-        First all are claimed, then all are copied, then all are published: a copy drives the code
-        of Python and its data from the caches, so what is not a copy goes in one piece.
-        """
-        outcomes = [_FULL] * len(pages)
-        claims: list[tuple[int, int, int, bool]] = []
-        try:
-            lock = segment.locks.take()
-            try:
-                for number, page in enumerate(pages):
-                    for slot, seen in ways_for(segment, page.place.buckets, page.lines, now):
-                        if slot in mine:
-                            continue
-                        word = segment.claim(lock, slot, seen, page.place, page.age)
-                        if word is not None:
-                            mine.add(slot)
-                            claims.append((number, slot, word, seen & STATE_MASK == _READY))
-                            break
-                        outcomes[number] = _BUSY
-                checksums = [
-                    segment.fill(slot, word, pages[number].place.seed, pages[number].parts)
-                    for number, slot, word, _ in claims
-                ]
-                for (number, slot, word, over), sums in zip(claims, checksums, strict=True):
-                    at = segment.publish(slot, word, pages[number].place, sums, self._writer)
-                    if at == slot:
-                        outcomes[number] = _WRITTEN_OVER if over else _WRITTEN
-                    else:
-                        mine.discard(slot)
-                        mine.add(at)
-                        outcomes[number] = _GIVEN_UP_OVER if over else _GIVEN_UP_FREE
-            finally:
-                # After an exception what is not published is not locked: a dead writer's.
-                lock.unlock_all()
-                segment.locks.give_back(lock)
-        except OSError as error:
-            raise self._locks_failed(error) from error
-        return outcomes
-
-    def _write_one(
-        self,
-        segment: Segment,
-        place: Place,
-        lines: Lines,
-        age: int,
-        parts: list[memoryview],
-        now: int,
-    ) -> _Outcome:
-        """Write one page that is not there: what `_write` does for a group, without its lists."""
-        outcome = _FULL
-        try:
-            lock = segment.locks.take()
-            try:
-                for slot, seen in ways_for(segment, place.buckets, lines, now):
-                    word = segment.claim(lock, slot, seen, place, age)
-                    if word is None:
-                        outcome = _BUSY
-                        continue
-                    sums = segment.fill(slot, word, place.seed, parts)
-                    at = segment.publish(slot, word, place, sums, self._writer)
-                    over = seen & STATE_MASK == _READY
-                    if at == slot:
-                        return _WRITTEN_OVER if over else _WRITTEN
-                    return _GIVEN_UP_OVER if over else _GIVEN_UP_FREE
-            finally:
-                # As `_write` has it.
-                lock.unlock_all()
-                segment.locks.give_back(lock)
-        except OSError as error:
-            raise self._locks_failed(error) from error
-        return outcome
 
     @contextlib.contextmanager
     def _lend(self, segment: Segment) -> Iterator[LockDescriptor]:
