@@ -152,7 +152,7 @@ class Ranks:
     def exchange(self) -> tuple[list[Agenda], AgreedFrame]:
         settings = self.case.settings
         agendas = [
-            Agenda.of(operations, lookups, settings)
+            Agenda.of(operations[: settings.max_operations], lookups, settings)
             for operations, lookups in zip(self.operations, self.lookups, strict=True)
         ]
         frames = [write_frame(agenda, DIGEST, 0.0, settings) for agenda in agendas]
@@ -240,7 +240,8 @@ def test_bits_that_nobody_uses_are_ones(case: Case) -> None:
     for asked in ranks.lookups[0][::2]:
         asked.settle(0.0)
         asked.agreed_ready = True
-    agenda = Agenda.of(ranks.operations[0], ranks.lookups[0], settings)
+    operations = ranks.operations[0][: settings.max_operations]
+    agenda = Agenda.of(operations, ranks.lookups[0], settings)
     words = array("Q", bytes(write_frame(agenda, DIGEST, 0.0, settings)))
     beyond = ALL_ONES << len(agenda.operations) & ALL_ONES
     assert all(word & beyond == beyond for word in words[2:5])
@@ -252,7 +253,7 @@ def test_bits_that_nobody_uses_are_ones(case: Case) -> None:
 
 
 def test_the_oldest_come_first_and_a_long_mask_goes_on_in_the_next_frame() -> None:
-    settings = LinkerSettings(frame_words=8, max_lookups=2, max_operations=1)
+    settings = LinkerSettings(frame_words=8, max_lookups=2)
     operations = [operation(1), operation(2)]
     lookups = [lookup(name, num_pages) for name, num_pages in enumerate((200, 10, 20, 30))]
     for asked in lookups:
@@ -260,7 +261,7 @@ def test_the_oldest_come_first_and_a_long_mask_goes_on_in_the_next_frame() -> No
         asked.settle(0.0)
     lookups[0].agreed_ready = True
     agenda = Agenda.of(operations, lookups, settings)
-    assert agenda.operations == operations[:1]
+    assert agenda.operations == operations
     assert agenda.asking == lookups[1:3]
     assert agenda.masks == [(lookups[0], 2)]
     lookups[0].take(bytes(16))

@@ -14,6 +14,7 @@ from radixlink_linker import LinkerSettings, StoreLinkerSettings, ThreadExecutor
     ("name", "value"),
     [
         ("max_operations", 0),
+        ("retry_after_uses", 0),
         ("max_operations", 65),
         ("max_lookups", 0),
         ("max_lookups", 4097),

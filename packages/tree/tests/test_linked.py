@@ -565,8 +565,8 @@ def test_second_linker_is_refused(rig: Rig) -> None:
 def test_numbers_out_of_range_are_refused(rig: Rig) -> None:
     with pytest.raises(ContractError, match=r"got 0$"):
         rig.tree.attach_linker(backup_threshold=0)
-    with pytest.raises(ContractError, match=r"retry_after of at least 0, got -1$"):
-        rig.tree.attach_linker(backup_threshold=1, retry_after=-1)
+    with pytest.raises(ContractError, match=r"retry_after of at least 1, got 0$"):
+        rig.tree.attach_linker(backup_threshold=1, retry_after=0)
     linked(rig)
 
 

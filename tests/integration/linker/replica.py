@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 
 #: What failed is offered at its next use: but for how long it waits, which has tests of its own.
-SETTINGS = LinkerSettings(step_timeout_s=20.0, retry_after_uses=0)
+SETTINGS = LinkerSettings(step_timeout_s=20.0, retry_after_uses=1)
 
 
 class Replica:

@@ -165,7 +165,7 @@ def test_a_store_that_stays_full_is_asked_ever_less_and_is_used_once_it_has_room
 
 
 def test_a_chain_is_offered_from_the_root_down(make_replica: MakeReplica) -> None:
-    settings = LinkerSettings(max_operations=2, retry_after_uses=0)
+    settings = LinkerSettings(max_operations=2, retry_after_uses=1)
     replica = make_replica(by_hand=True, settings=settings)
     replica.compute(TOKENS[:2])
     replica.settle()
@@ -181,6 +181,50 @@ def test_a_chain_is_offered_from_the_root_down(make_replica: MakeReplica) -> Non
     assert rank.cache.num_outstanding == 3
     assert replica.settle().num_offloads_stored == 3
     assert rank.stored_pages(TOKENS) == 4
+
+
+@both
+def test_a_chain_longer_than_the_cap_that_fails_is_not_tried_again_by_itself(
+    make_replica: MakeReplica, num_ranks: int
+) -> None:
+    """It waits for its next use, or an idle engine would try it for ever."""
+    settings = LinkerSettings(max_operations=2, retry_after_uses=1)
+    replica = make_replica(num_ranks, by_hand=True, settings=settings)
+    replica.compute(TOKENS[:2])
+    replica.settle()
+    refusing = replica.ranks[-1].by_hand.refusing
+    refusing.add("offload")
+    for end in (4, 6):
+        replica.compute(TOKENS[:end])
+    replica.settle()
+    replica.compute(TOKENS)
+    # All ends although nothing is stored: `settle` would go on for ever.
+    assert replica.settle().num_offloads_failed > 0
+    refusing.clear()
+    replica.compute(TOKENS)
+    replica.settle()
+    assert replica.alike(lambda rank: rank.stored_pages(TOKENS)) == 4
+
+
+@both
+def test_operations_that_never_let_go_keep_no_load_from_its_verdict(
+    make_replica: MakeReplica, num_ranks: int
+) -> None:
+    """A frame has bits for one operation here, and one hangs for longer than the test."""
+    settings = LinkerSettings(max_operations=1, staged_percent=100)
+    replica = make_replica(num_ranks, by_hand=True, settings=settings)
+    replica.store(TOKENS)
+    replica.compute(range(31, 39))
+    hangs = replica.ranks[0].by_hand.started
+    replica.clock.advance(settings.transfer_timeout_s)
+    assert replica.step().num_offloads_failed == 1
+    waiting = replica.queue("a", TOKENS)
+    replica.start()
+    for rank in replica.ranks:
+        assert rank.by_hand.started == (*hangs, waiting.operation_id)
+        rank.by_hand.run(waiting.operation_id)
+    assert ("a",) in [replica.step().landed for _ in range(3)]
+    assert replica.alike(lambda rank: rank.device_pages(TOKENS)) == 4
 
 
 @both

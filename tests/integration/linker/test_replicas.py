@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 TOKENS = range(1, 9)
 """Four pages."""
 SETTINGS = LinkerSettings(
-    step_timeout_s=20.0, storing_ranks=(0, 0), touch_after_uses=6, retry_after_uses=0
+    step_timeout_s=20.0, storing_ranks=(0, 0), touch_after_uses=6, retry_after_uses=1
 )
 STORER_IS_LAST = LinkerSettings(step_timeout_s=20.0, storing_ranks=(1, 1))
 

@@ -36,6 +36,7 @@ from radixlink_linker._operation import (
     Operation,
     Verdict,
 )
+from radixlink_linker._operation_table import OperationTable
 from radixlink_linker._ranks import FrameExchange
 from radixlink_linker._requests import RequestTable
 from radixlink_linker._touches import Touches
@@ -427,6 +428,13 @@ def wait_for_transfers_for_ever(patch: Patch) -> None:
     patch.setattr(Operation, "give_up", lambda *_: None)
 
 
+def speak_of_the_oldest_alone(patch: Patch) -> None:
+    def of_next_frame(self: OperationTable) -> list[AnyOperation]:
+        return list(self)[: self._settings.max_operations]
+
+    patch.setattr(OperationTable, "of_next_frame", of_next_frame)
+
+
 def go_on_after_a_failure(patch: Patch) -> None:
     patch.setattr(FrameExchange, "check", lambda _: None)
 
@@ -682,6 +690,12 @@ MUTANTS: Final = (
     Mutant(name="lookups have no deadline", rule=Rule.DEADLINES, breaks=wait_for_lookups_for_ever),
     Mutant(
         name="transfers have no deadline", rule=Rule.DEADLINES, breaks=wait_for_transfers_for_ever
+    ),
+    Mutant(
+        name="a frame speaks of the oldest operations alone",
+        rule=Rule.FRAMES,
+        breaks=speak_of_the_oldest_alone,
+        interleavings=("a load beside an operation that hangs and takes all of a frame",),
     ),
     Mutant(name="calls go on after a failure", rule=Rule.DEADLINES, breaks=go_on_after_a_failure),
     Mutant(

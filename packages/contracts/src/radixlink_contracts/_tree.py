@@ -214,7 +214,7 @@ class LinkedTreeCore(TreeCore, Protocol):
     """What a tree offers beyond `TreeCore` so that a linker can be attached."""
 
     def attach_linker(
-        self, *, backup_threshold: int, touch_after: int | None = None, retry_after: int = 0
+        self, *, backup_threshold: int, touch_after: int | None = None, retry_after: int = 1
     ) -> None:
         """From now on insert emits `BackupKV` for nodes used `backup_threshold` times that are not stored.
 
@@ -226,11 +226,12 @@ class LinkedTreeCore(TreeCore, Protocol):
             touch_after: An insert names in `hot_nodes` what is stored of its path and was stored, restored or touched
                 at least so many uses of the tree (matches and inserts) ago. None: nothing.
             retry_after: For how many uses of the tree a node is held back whose offload failed: so many after the
-                first failure, twice as many after each further one in a row, up to 64 times as many. 0: not at all.
+                first failure, twice as many after each further one in a row, up to 64 times as many. At least 1: what
+                fails waits until the tree is used again, or a linker would try it for ever.
 
         Raises:
             InvalidTransitionError: A linker is attached already.
-            ContractError: `retry_after` is below 0, or another number below 1.
+            ContractError: One of the numbers is below 1.
         """
         ...
 

@@ -95,16 +95,15 @@ class Agenda:
         step: int = 0,
         num_ranks: int = 1,
     ) -> Agenda:
-        """The oldest of everything that is outstanding, as much as fits.
+        """These operations, and the oldest lookups, as much as fits.
 
         Args:
-            operations: All.
+            operations: `OperationTable.of_next_frame`.
             lookups: All that are not answered.
             settings: The frame's size.
             step: This one: what was decided too long before it is overdue.
             num_ranks: How many ranks there are.
         """
-        operations = operations[: settings.max_operations]
         rank_words = _words_of_ranks(num_ranks)
         decided_by = step - settings.write_off_steps
         overdue = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from radixlink_contracts import LoadMode
@@ -59,6 +60,21 @@ class OperationTable:
         """True while a frame has bits for one more."""
         return len(self.live) < self._settings.max_operations
 
+    def of_next_frame(self) -> list[AnyOperation]:
+        """What the frame of this step speaks of, oldest first.
+
+        Where more are live than it has bits for, they take turns, those first of which the last
+        frame was longest ago: operations that are decided and whose ranks do not let go, as with a
+        store that hangs, keep no other from its verdict.
+        """
+        operations = list(self.live.values())
+        most = self._settings.max_operations
+        if len(operations) <= most:
+            return operations
+        for operation in sorted(operations, key=attrgetter("framed_step"))[:most]:
+            operation.framed_step = self.step
+        return [operation for operation in operations if operation.framed_step == self.step]
+
     # -- the beginning and the end -----------------------------------------------------------------
 
     def mint(self) -> tuple[OperationId, float]:
@@ -67,7 +83,7 @@ class OperationTable:
 
     def add(self, operation: AnyOperation) -> None:
         """An operation that was just minted begins."""
-        operation.minted_step = self.step
+        operation.minted_step = operation.framed_step = self.step
         self.live[operation.op] = operation
 
     def remove(self, operation: AnyOperation) -> None:

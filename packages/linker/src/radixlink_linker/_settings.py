@@ -35,7 +35,7 @@ class LinkerSettings:
             just below what MPI libraries send at once (4 KiB with a header of theirs): a frame of
             512 words took twice as long.
         max_operations: Operations that one frame speaks of, and offloads that may be on the way at
-            once.
+            once. Where there are more they take turns, those first that were longest without.
         max_lookups: Lookups that one frame asks about.
         staged_percent: How much of each pool staged loads may hold at once. A window or a state is
             needed whole, so that one load alone may hold more of theirs.
@@ -49,7 +49,7 @@ class LinkerSettings:
         backup_threshold: Uses of a node before it is offered to the store.
         retry_after_uses: Uses of the tree (matches and inserts, those of loads too) for which a node
             whose offload failed is not offered again; twice as many after each further failure in a
-            row, up to 64 times as many.
+            row, up to 64 times as many. At least 1.
         touch_after_uses: Uses of the tree, likewise, after which a stored node that is used again is
             touched in the store.
         max_touches: Touches that may be on the way at once.
@@ -101,7 +101,7 @@ class LinkerSettings:
             ("write_off_steps", 1, 1 << 30),
             ("written_off_percent", 0, 100),
             ("backup_threshold", 1, 1 << 30),
-            ("retry_after_uses", 0, 1 << 30),
+            ("retry_after_uses", 1, 1 << 30),
             ("touch_after_uses", 1, 1 << 30),
             ("max_touches", 0, WORD_BITS),
             ("max_hanging_lookups", 1, 1 << 30),

@@ -307,7 +307,7 @@ class UnifiedCacheLinkerWrapper:
         now = self._clock.now()
         self._read_local_facts(now)
         agenda = Agenda.of(
-            list(operations),
+            operations.of_next_frame(),
             self._requests.lookups,
             self._settings,
             step=step,

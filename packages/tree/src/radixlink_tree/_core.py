@@ -497,7 +497,7 @@ class UnifiedTreeCore(RadixStructure):
     # -- what a linker adds ------------------------------------------------------------------------
 
     def attach_linker(
-        self, *, backup_threshold: int, touch_after: int | None = None, retry_after: int = 0
+        self, *, backup_threshold: int, touch_after: int | None = None, retry_after: int = 1
     ) -> None:
         """Start to offer nodes; see `LinkedTreeCore.attach_linker`."""
         self._offloads.attach(backup_threshold, touch_after, retry_after)

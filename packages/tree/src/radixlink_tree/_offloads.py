@@ -33,7 +33,7 @@ class Offloads:
         self.touch_after: int | None = None
         #: How many ticks after the failure of its offload a node is offered again; twice as many
         #: after each further one in a row.
-        self.retry_after = 0
+        self.retry_after = 1
         #: 64 bits over the changes since the linker was attached.
         self.digest = 0
         #: The nodes that each offload on its way speaks of: one, or more after splits. Some may be
@@ -53,8 +53,8 @@ class Offloads:
         if touch_after is not None and touch_after < 1:
             msg = f"attach_linker: expected touch_after of at least 1, or None, got {touch_after}"
             raise ContractError(msg)
-        if retry_after < 0:
-            msg = f"attach_linker: expected retry_after of at least 0, got {retry_after}"
+        if retry_after < 1:
+            msg = f"attach_linker: expected retry_after of at least 1, got {retry_after}"
             raise ContractError(msg)
         self.threshold = threshold
         self.touch_after = touch_after

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 
 #: What failed is offered at its next use.
-SETTINGS = LinkerSettings(step_timeout_s=PATIENCE_S, staged_percent=100, retry_after_uses=0)
+SETTINGS = LinkerSettings(step_timeout_s=PATIENCE_S, staged_percent=100, retry_after_uses=1)
 
 
 @attrs.frozen(kw_only=True)

@@ -91,7 +91,8 @@ class Operation:
         end: The page behind the last that a load brings.
         shares: By rank.
         started: The engine's start call came.
-        framed: It was there before the frame of the last step, which spoke of it.
+        framed: It was there before the frame of the last step.
+        passed_over: Frames that left it open though a rank had failed, or all had landed.
         decided_step: The step of the verdict.
         cancelled: Taken back before it was started, so that it says nothing about its pages.
         written_off: Some rank did not let go in time, so its pages are nobody's until a reset.
@@ -109,6 +110,7 @@ class Operation:
     shares: dict[int, Share] = attrs.field(factory=dict)
     started: bool = False
     framed: bool = False
+    passed_over: int = 0
     decided_step: int | None = None
     cancelled: bool = False
     written_off: bool = False
@@ -282,12 +284,13 @@ class Operations:
             settings: The linker's.
             given_up: There is no store any more, so that what was pending has failed.
         """
-        for place, operation in enumerate(list(self.live.values())):
+        # With more than a frame has bits for, each has its turn; what is over by now may count.
+        turns = -(-len(self.live) // settings.max_operations)
+        for operation in list(self.live.values()):
             if not operation.settled:
                 self._judge_agreed(operation, step, settings, given_up=given_up)
             if not operation.settled and operation.undecided:
-                if operation.framed and place < settings.max_operations:
-                    self._judge_pending(operation)
+                self._judge_turn(operation, turns)
             elif (
                 operation.decided_step is not None
                 and step - operation.decided_step >= settings.write_off_steps
@@ -329,6 +332,20 @@ class Operations:
             operation.decided_step = step
             if operation.load and Verdict.FAILED in verdicts and not operation.cancelled:
                 self.missing[operation.first] = step + settings.miss_steps
+
+    def _judge_turn(self, operation: Operation, turns: int) -> None:
+        """An open verdict: of what all frames speak of, or what was passed over too often."""
+        shares = operation.shares.values()
+        landed = all(share.first is Outcome.LANDED for share in shares)
+        if operation.framed and (turns == 1 or operation.passed_over > turns):
+            self._judge_pending(operation)
+            if landed and operation.passed_over > turns:
+                self._referee.breach(
+                    Rule.FRAMES,
+                    f"operation {operation.op}: all ranks had said landed before the last "
+                    f"{operation.passed_over} frames, and it is pending",
+                )
+        operation.passed_over += landed or any(map(_has_failed, shares))
 
     def _judge_pending(self, operation: Operation) -> None:
         """Pending needs that no rank has failed: a failure is agreed in the next frame."""

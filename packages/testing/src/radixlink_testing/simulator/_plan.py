@@ -317,7 +317,7 @@ def plan_of(
         shape.settings,
         touch_after_uses=touches.choice((1, 4, 16, 1 << 20)),
         max_touches=touches.choice((1, 2, 8)),
-        retry_after_uses=touches.choice((0, 1, 4, 16)),
+        retry_after_uses=touches.choice((1, 2, 4, 16)),
     )
     # And one without ranks that have the same bytes as it is with them.
     storers = random.Random(f"storers of {seed}")  # noqa: S311 -- likewise

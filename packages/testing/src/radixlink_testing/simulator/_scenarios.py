@@ -52,7 +52,7 @@ _SETTINGS: Final = LinkerSettings(
     publish_lock_steps=20,
     miss_steps=4,
     write_off_steps=60,
-    retry_after_uses=0,
+    retry_after_uses=1,
     written_off_percent=100,
     step_timeout_s=20.0,
     lookup_timeout_s=2.0,
@@ -87,6 +87,7 @@ def scenarios() -> tuple[Scenario, ...]:
         _touch_of_a_lost_window(),
         _store_given_up(),
         _given_up_while_an_offload_is_due(),
+        _load_beside_what_hangs(),
         _reset_with_everything_in_flight(),
     )
 
@@ -491,6 +492,23 @@ def _given_up_while_an_offload_is_due() -> Scenario:
                 _SETTINGS, max_operations=2, write_off_steps=6, written_off_percent=0
             ),
         ),
+    )
+
+
+def _load_beside_what_hangs() -> Scenario:
+    """A frame has room for one operation, and one that is decided never lets go: both have turns."""
+    return _scenario(
+        "a load beside an operation that hangs and takes all of a frame",
+        [
+            *_stored("abcd"),
+            _tick([Strike(1, Fault.OFFLOAD_HANGS), Arrive(name="w", pages="ddcc")]),
+            *_busy(4),
+            _tick([Pass(9.0)]),
+            *_asked(Arrive(name="r", pages="abcd")),
+            *_busy(8),
+        ],
+        tells=("the next offload hangs", "r: LoadWaiting", "LANDED", "landed ['r']"),
+        shape=attrs.evolve(_SHAPE, settings=attrs.evolve(_SETTINGS, max_operations=1)),
     )
 
 

@@ -48,7 +48,7 @@ class WatchedTree(UnifiedTreeCore):
         self.changed = True
         #: Matches and inserts.
         self._uses = 0
-        self._retry_after = 0
+        self._retry_after = 1
         #: The nodes of offloads on their way; and of those that failed, how often, and at how many
         #: uses each may be tried again.
         self._offloading: dict[OperationId, NodeId] = {}
@@ -196,7 +196,7 @@ class WatchedTree(UnifiedTreeCore):
 
     @override
     def attach_linker(
-        self, *, backup_threshold: int, touch_after: int | None = None, retry_after: int = 0
+        self, *, backup_threshold: int, touch_after: int | None = None, retry_after: int = 1
     ) -> None:
         """Offer nodes."""
         super().attach_linker(
