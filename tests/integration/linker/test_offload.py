@@ -198,12 +198,40 @@ def test_a_chain_longer_than_the_cap_that_fails_is_not_tried_again_by_itself(
         replica.compute(TOKENS[:end])
     replica.settle()
     replica.compute(TOKENS)
-    # All ends although nothing is stored: `settle` would go on for ever.
-    assert replica.settle().num_offloads_failed > 0
+    # All ends although nothing is stored: those two once more, and what is behind them not at all.
+    assert replica.settle().num_offloads_failed == 2
     refusing.clear()
     replica.compute(TOKENS)
     replica.settle()
     assert replica.alike(lambda rank: rank.stored_pages(TOKENS)) == 4
+
+
+@both
+def test_uses_of_other_paths_have_nothing_tried_again(
+    make_replica: MakeReplica, num_ranks: int
+) -> None:
+    """What is due behind a node that hangs would have it tried again, and its slots written off twice."""
+    settings = LinkerSettings(
+        max_operations=1, retry_after_uses=1, write_off_steps=8, written_off_percent=100
+    )
+    replica = make_replica(num_ranks, by_hand=True, settings=settings)
+    replica.compute(TOKENS[:4])
+    replica.compute(TOKENS)
+    # One is on its way, one is due behind it.
+    assert replica.ranks[0].cache.num_outstanding == 2
+    for turn in range(4):
+        replica.clock.advance(settings.transfer_timeout_s)
+        replica.step()
+        replica.match(f"other {turn}", range(100, 104))
+        for _ in range(settings.write_off_steps):
+            replica.step()
+    for rank in replica.ranks:
+        (lost,) = rank.cache.holders().written_off
+        assert sum(lost.operation.slots.values()) == 4
+    counters = replica.ranks[0].cache.counters
+    assert counters is not None
+    assert counters.offloads_failed == 1
+    replica.reset()
 
 
 @both

@@ -171,6 +171,41 @@ def test_who_waits_for_room_is_told_when_it_is_there(make_replica: MakeReplica) 
     assert replica.settle().landed == ("b",)
 
 
+@pytest.mark.parametrize("staged_percent", [13, 26])
+def test_who_waits_for_the_room_of_a_load_that_hangs_computes_after_some_steps(
+    make_replica: MakeReplica, staged_percent: int
+) -> None:
+    """Room for one load, or for two of which one ends: it is not kept until the other is written off."""
+    settings = LinkerSettings(staged_percent=staged_percent, miss_steps=5)
+    replica = make_replica(2, by_hand=True, settings=settings)
+    sequences = {name: range(20 * n + 1, 20 * n + 9) for n, name in enumerate("abc")}
+    for tokens in sequences.values():
+        replica.store(tokens)
+    hangs = replica.queue("a", sequences["a"]).operation_id
+    replica.start()
+    replica.clock.advance(settings.transfer_timeout_s)
+    assert replica.step().failed == ("a",)
+    other = None
+    if staged_percent == 26:
+        other = replica.queue("b", sequences["b"]).operation_id
+        replica.start()
+    assert replica.ask("c", sequences["c"]).external is ExternalMatch.HIT
+    assert replica.load_back("c", sequences["c"]) == LoadWaiting(operation_id=hangs)
+    told = [replica.step().ready for _ in range(settings.miss_steps)]
+    assert told.count(("c",)) == 1
+    if other is None:
+        assert isinstance(replica.load_back("c", sequences["c"]), LoadMiss)
+        return
+    # For the one that goes on it waits until that has ended.
+    assert replica.load_back("c", sequences["c"]) == LoadWaiting(operation_id=other)
+    for rank in replica.ranks:
+        rank.by_hand.run(other)
+    report = replica.step()
+    assert (report.landed, report.ready) == (("b",), ("c",))
+    assert isinstance(replica.load_back("c", sequences["c"]), LoadWaiting)
+    assert replica.ranks[0].by_hand.queued
+
+
 @pytest.mark.parametrize("outcome", Outcome)
 def test_nobody_waits_for_a_load_that_is_decided_but_not_quiesced(
     make_replica: MakeReplica, outcome: Outcome

@@ -273,25 +273,43 @@ class Loads:
     def _wait_for_room(
         self, request_id: RequestId, lookup: Lookup, device: MatchResult, mode: LoadMode
     ) -> LoadBack:
-        """Loads hold all that they may: wait for the oldest of them if that can help, else compute.
+        """Loads hold all that they may: wait for one of them if that can help, else compute.
 
         It cannot where a load needs more at once than there will be when all of them are over: under
-        way there is always some load, so that its request would wait for ever.
+        way there is always some load, so that its request would wait for ever. Nor where those that
+        are decided do not let go: one that was so `miss_steps` ago counts as never over.
         """
-        page_size, start = self._tree.page_size, device.device_prefix_len
-        loads = self._operations.loads()
-        if mode is LoadMode.STAGED:
-            staged = [load.slots for load in loads if load.mode is LoadMode.STAGED]
+        if mode is LoadMode.LAYER_WISE:
+            # The frame after their launch decides them.
+            over, open_ = [], self._operations.running_loads()
+        else:
+            staged = [load for load in self._operations.loads() if load.mode is LoadMode.STAGED]
+            over = [load for load in staged if self._lets_go_soon(load)]
+            open_ = [load for load in staged if load.verdict is Verdict.PENDING]
+            page_size, start = self._tree.page_size, device.device_prefix_len
             full_pages = (max(start, device.full_kv_hit_length) - lookup.start) // page_size
-            most = self._longest_in(self._room.tokens_left(staged), lookup, full_pages)
+            room = self._room.tokens_left([load.slots for load in (*over, *open_)])
+            most = self._longest_in(room, lookup, full_pages)
             if lookup.start + most * page_size <= start:
-                loads = []
-        for load in loads:
+                over, open_ = [], []
+        # Who was decided last lets go next; of the others the oldest.
+        for load in (*sorted(over, key=_decided_step, reverse=True), *open_):
             self._requests.wait_for(load, request_id)
             return LoadWaiting(operation_id=load.op)
         return LoadMiss(
-            reason=f"staged loads may hold {self._room.cap} tokens, less than what is stored of it"
+            reason=f"staged loads may hold {self._room.cap} tokens; less than what is stored of it "
+            f"will be left of them"
         )
+
+    def _lets_go_soon(self, load: LoadOperation) -> bool:
+        """A decided load is not one that hangs, as far as can be told."""
+        decided_for = self._operations.step - load.decided_step
+        return load.verdict is not Verdict.PENDING and decided_for < self._settings.miss_steps
+
+    def give_waiters_up(self, operation: LoadOperation, report: ReportBuilder) -> None:
+        """Who waits for the room of a load that hangs may match again."""
+        if operation.waiters and not self._lets_go_soon(operation):
+            self.tell_waiters(operation, report)
 
     def start(self) -> BatchIndex | None:
         """Start everything queued; see `PrefixCache.ready_to_load_host_cache`."""
@@ -403,3 +421,8 @@ def _queued(operation: LoadOperation) -> LoadBack:
         return LoadWaiting(operation_id=operation.op)
     num_tokens = operation.end - operation.start
     return LoadAdmitted(operation_id=operation.op, num_tokens=num_tokens)
+
+
+def _decided_step(load: LoadOperation) -> int:
+    """When a load was decided."""
+    return load.decided_step

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING
 
 from radixlink_contracts import IncLockRefParams
@@ -103,6 +104,20 @@ class Offloads:
         else:
             self._counters.offloads_failed += 1
             report.num_offloads_failed += 1
+            self._drop_what_waits_behind()
+
+    def _drop_what_waits_behind(self) -> None:
+        """Nothing is offered behind what just failed; what is due there waits for its next use, too.
+
+        Else it would be due until there is room, and by then uses of other paths would have what
+        failed tried again.
+        """
+        for node_id in list(self.due):
+            with contextlib.suppress(StaleHandleError):
+                node = self._tree.node(node_id)
+                if node.pending_operation is not None or self._tree.backup_path(node_id):
+                    continue
+            del self.due[node_id]
 
     def clear(self) -> None:
         """Nothing is due any more."""

@@ -89,8 +89,8 @@ class Operation:
         #: The steps of its minting and of the agreed verdict.
         self.minted_step = 0
         self.decided_step = 0
-        #: The last step whose frame spoke of it, where there was not room for all; else of its minting.
-        self.framed_step = 0
+        #: The step of its last turn in frames that had no room for all; of its minting before one.
+        self.turn_step = 0
         #: Why this rank failed, for people.
         self.why = ""
 

@@ -71,9 +71,10 @@ class OperationTable:
         most = self._settings.max_operations
         if len(operations) <= most:
             return operations
-        for operation in sorted(operations, key=attrgetter("framed_step"))[:most]:
-            operation.framed_step = self.step
-        return [operation for operation in operations if operation.framed_step == self.step]
+        chosen = sorted(operations, key=attrgetter("turn_step"))[:most]
+        for operation in chosen:
+            operation.turn_step = self.step
+        return sorted(chosen, key=attrgetter("op"))
 
     # -- the beginning and the end -----------------------------------------------------------------
 
@@ -83,7 +84,7 @@ class OperationTable:
 
     def add(self, operation: AnyOperation) -> None:
         """An operation that was just minted begins."""
-        operation.minted_step = operation.framed_step = self.step
+        operation.minted_step = operation.turn_step = self.step
         self.live[operation.op] = operation
 
     def remove(self, operation: AnyOperation) -> None:

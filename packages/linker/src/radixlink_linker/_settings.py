@@ -41,7 +41,8 @@ class LinkerSettings:
             needed whole, so that one load alone may hold more of theirs.
         max_loads: How many loads of either mode one request may have before it computes.
         publish_lock_steps: Steps for which a restored path stays locked for its request.
-        miss_steps: Steps for which the pages of a failed load count as missing.
+        miss_steps: Steps for which the pages of a failed load count as missing, and for which a
+            request waits for the room of a load that is decided and not let go of.
         heartbeat_steps: Every so many steps an idle group exchanges a frame all the same.
         write_off_steps: Steps after a verdict at which slots that are still not quiesced are given
             up until `reset`.

@@ -397,11 +397,16 @@ class UnifiedCacheLinkerWrapper:
     ) -> None:
         """Carry out what a frame said of one operation."""
         self._decide(operation, verdict, report)
-        if quiesced and operation.verdict is not Verdict.PENDING:
+        if operation.verdict is Verdict.PENDING:
+            return
+        if quiesced:
             self._retire(operation)
-            if isinstance(operation, LoadOperation):
-                # Who came after the verdict waits for the room.
+        if isinstance(operation, LoadOperation):
+            # Who came after the verdict waits for the room.
+            if quiesced:
                 self._loads.tell_waiters(operation, report)
+            else:
+                self._loads.give_waiters_up(operation, report)
 
     def _decide(self, operation: AnyOperation, verdict: Verdict, report: ReportBuilder) -> None:
         """Carry out what a frame said of how an operation ended."""

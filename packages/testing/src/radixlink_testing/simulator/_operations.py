@@ -93,6 +93,7 @@ class Operation:
         started: The engine's start call came.
         framed: It was there before the frame of the last step.
         passed_over: Frames that left it open though a rank had failed, or all had landed.
+        turns: The most frames that it took to speak of all that was open, since it began.
         decided_step: The step of the verdict.
         cancelled: Taken back before it was started, so that it says nothing about its pages.
         written_off: Some rank did not let go in time, so its pages are nobody's until a reset.
@@ -111,6 +112,7 @@ class Operation:
     started: bool = False
     framed: bool = False
     passed_over: int = 0
+    turns: int = 1
     decided_step: int | None = None
     cancelled: bool = False
     written_off: bool = False
@@ -284,13 +286,19 @@ class Operations:
             settings: The linker's.
             given_up: There is no store any more, so that what was pending has failed.
         """
-        # With more than a frame has bits for, each has its turn; what is over by now may count.
-        turns = -(-len(self.live) // settings.max_operations)
+        # Where all that may be there fits, each frame speaks of each; else of each in its turn, and
+        # these are as many frames as all need that are surely not over.
+        fits = len(self.live) <= settings.max_operations
+        open_ = sum(
+            not (one.written_off or (one.settled and one.quiesced)) for one in self.live.values()
+        )
+        turns = -(-open_ // settings.max_operations)
         for operation in list(self.live.values()):
             if not operation.settled:
                 self._judge_agreed(operation, step, settings, given_up=given_up)
             if not operation.settled and operation.undecided:
-                self._judge_turn(operation, turns)
+                operation.turns = max(operation.turns, turns)
+                self._judge_turn(operation, fits=fits)
             elif (
                 operation.decided_step is not None
                 and step - operation.decided_step >= settings.write_off_steps
@@ -333,13 +341,14 @@ class Operations:
             if operation.load and Verdict.FAILED in verdicts and not operation.cancelled:
                 self.missing[operation.first] = step + settings.miss_steps
 
-    def _judge_turn(self, operation: Operation, turns: int) -> None:
+    def _judge_turn(self, operation: Operation, *, fits: bool) -> None:
         """An open verdict: of what all frames speak of, or what was passed over too often."""
         shares = operation.shares.values()
         landed = all(share.first is Outcome.LANDED for share in shares)
-        if operation.framed and (turns == 1 or operation.passed_over > turns):
+        too_often = operation.passed_over > operation.turns
+        if operation.framed and (fits or too_often):
             self._judge_pending(operation)
-            if landed and operation.passed_over > turns:
+            if landed and too_often:
                 self._referee.breach(
                     Rule.FRAMES,
                     f"operation {operation.op}: all ranks had said landed before the last "
