@@ -9,8 +9,8 @@ Rules of the file, and of those that it joins:
 1. No branch on a local fact. A refusal, an exception or a deadline here is this rank's verdict,
    written into a frame.
 2. Nobody can name the slots of a load before COMMIT, and COMMIT needs every rank's done.
-3. Slots and locks go back when every rank is quiesced, in the order in which the operations were
-   minted.
+3. Slots and locks go back when every rank is quiesced, those of one frame in the order in which
+   the operations were minted.
 4. One load for a page at a time: a request whose first missing page is being loaded waits for that
    operation.
 5. A miss is a value: everything that cannot be restored is computed, and nothing of the attempt

@@ -28,7 +28,7 @@ class WriteOffs:
         self._ranks: dict[AnyOperation, tuple[int, ...]] = {}
 
     def __iter__(self) -> Iterator[AnyOperation]:
-        """The operations, oldest first."""
+        """The operations, in the order in which they were written off."""
         return iter(self._ranks)
 
     def __len__(self) -> int:
