@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import os
+import random
 import shutil
 import signal
 import socket
@@ -167,11 +168,17 @@ def _path() -> dict[str, str]:
 
 
 def _free_port() -> int:
-    """A TCP port that nobody listened on a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        _, port = probe.getsockname()
-        return int(port)
+    """A TCP port that nobody listens on, of those that the kernel gives to no connection.
+
+    A program binds it seconds later. One that the kernel chose may be the near end of somebody's
+    connection by then, as gloo makes them, or be given to the next who asks for one.
+    """
+    lowest = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text("ascii").split()[0])
+    for port in random.sample(range(1 << 13, lowest), 100):
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    pytest.fail(f"expected a free port in {1 << 13}..{lowest - 1}, got none of 100")
 
 
 def _run_all(
