@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 import attrs
@@ -293,7 +294,7 @@ class Loads:
             if lookup.start + most * page_size <= start:
                 over, open_ = [], []
         # Who was decided last lets go next; of the others the oldest.
-        for load in (*sorted(over, key=_decided_step, reverse=True), *open_):
+        for load in (*sorted(over, key=attrgetter("decided_step"), reverse=True), *open_):
             self._requests.wait_for(load, request_id)
             return LoadWaiting(operation_id=load.op)
         return LoadMiss(
@@ -421,8 +422,3 @@ def _queued(operation: LoadOperation) -> LoadBack:
         return LoadWaiting(operation_id=operation.op)
     num_tokens = operation.end - operation.start
     return LoadAdmitted(operation_id=operation.op, num_tokens=num_tokens)
-
-
-def _decided_step(load: LoadOperation) -> int:
-    """When a load was decided."""
-    return load.decided_step

@@ -18,8 +18,7 @@ from radixlink_store._process_mutex import ProcessMutex
 from radixlink_store.counters import StoreCounters
 
 _WORD: Final = (1 << 64) - 1
-_NAMES: Final = tuple(field.name for field in attrs.fields(StoreCounters))
-_PLACES: Final = {name: place for place, name in enumerate(_NAMES)}
+_PLACES: Final = {field.name: place for place, field in enumerate(attrs.fields(StoreCounters))}
 
 
 class Tally:
