@@ -8,10 +8,8 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import os
-import random
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -20,6 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 import pytest
+
+from radixlink_testing.ports import free_port
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -135,7 +135,7 @@ def spawn() -> Spawn:
         shared = {
             "WORLD_SIZE": str(ranks),
             "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(_free_port()),
+            "MASTER_PORT": str(free_port()),
         }
         environments = [
             QUIET_ENVIRONMENT | os.environ | shared | _path() | {"RANK": str(rank)}
@@ -144,12 +144,6 @@ def spawn() -> Spawn:
         return _run_all([command] * ranks, environments, timeout_s)
 
     return run
-
-
-@pytest.fixture
-def free_port() -> int:
-    """A TCP port for a store."""
-    return _free_port()
 
 
 def _find_launcher() -> str | None:
@@ -165,20 +159,6 @@ def _find_launcher() -> str | None:
 def _path() -> dict[str, str]:
     """A program may import what a test has, as tests do: see `pythonpath` in tox.ini."""
     return {"PYTHONPATH": f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
-
-
-def _free_port() -> int:
-    """A TCP port that nobody listens on, of those that the kernel gives to no connection.
-
-    A program binds it seconds later. One that the kernel chose may be the near end of somebody's
-    connection by then, as gloo makes them, or be given to the next who asks for one.
-    """
-    lowest = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text("ascii").split()[0])
-    for port in random.sample(range(1 << 13, lowest), 100):
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            return port
-    pytest.fail(f"expected a free port in {1 << 13}..{lowest - 1}, got none of 100")
 
 
 def _run_all(

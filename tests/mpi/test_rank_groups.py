@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 from tests.mpi.job import Job
 
+from radixlink_testing.ports import free_port
 from radixlink_testing.rank_groups import CASES, ManyRanksTests, RunCase
 
 if TYPE_CHECKING:
@@ -56,10 +57,10 @@ def test_three_gloo_ranks_fail_together(spawn: Spawn) -> None:
 
 
 def test_gloo_ranks_may_be_started_by_mpirun(
-    mpirun: Mpirun, monkeypatch: pytest.MonkeyPatch, free_port: int
+    mpirun: Mpirun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
-    monkeypatch.setenv("MASTER_PORT", str(free_port))
+    monkeypatch.setenv("MASTER_PORT", str(free_port()))
     case = "gather_gives_every_value_by_rank"
     result = mpirun(PROGRAM, 2, "cases", "gloo", case, timeout_s=JOB_S)
     Job.of(2, [result]).check(case)

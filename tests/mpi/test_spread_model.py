@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 from tests.integration.test_restore_across_engines import save_tiny
 
+from radixlink_testing.ports import free_port
 from radixlink_transformers import generate_without_cache, load_model
 
 if TYPE_CHECKING:
@@ -36,7 +37,6 @@ JOB_S = 240.0
 def test_each_rank_restores_what_it_has_of_the_model_for_requests_in_flight(
     request: pytest.FixtureRequest,
     monkeypatch: pytest.MonkeyPatch,
-    free_port: int,
     tmp_path: Path,
     kind: str,
     family: str,
@@ -46,13 +46,13 @@ def test_each_rank_restores_what_it_has_of_the_model_for_requests_in_flight(
     arguments = (kind, part, str(saved), str(tmp_path / "store"), *map(str, DOCUMENT))
     if kind == "mpi":
         monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
-        monkeypatch.setenv("MASTER_PORT", str(free_port))
+        monkeypatch.setenv("MASTER_PORT", str(free_port()))
         mpirun: Mpirun = request.getfixturevalue("mpirun")
         results: tuple[subprocess.CompletedProcess[str], ...] = (
             mpirun(PROGRAM, 2, *arguments, timeout_s=JOB_S),
         )
     else:
-        monkeypatch.setenv("GROUP_PORT", str(free_port))
+        monkeypatch.setenv("GROUP_PORT", str(free_port()))
         spawn: Spawn = request.getfixturevalue("spawn")
         results = spawn(PROGRAM, 2, *arguments, timeout_s=JOB_S)
     assert [result.returncode for result in results] == [0] * len(results), results

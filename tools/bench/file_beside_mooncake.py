@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
-from tools.bench.store_mooncake import free_port, running
+from tools.bench.store_mooncake import running
 from xxhash import xxh3_64_intdigest
 
 from radixlink_contracts import CacheIdentity, PageKeys, PoolLayout, PoolName, StoreConfig
@@ -36,6 +36,7 @@ from radixlink_store import FileStoreFactory
 from radixlink_store_mooncake import MooncakeSettings
 from radixlink_store_mooncake._engine import make_client, make_replicate_config
 from radixlink_store_mooncake.commands import master_command, owner_command
+from radixlink_testing.ports import free_port
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -32,6 +32,7 @@ from radixlink_contracts import CacheIdentity, PageKeys, PoolLayout, PoolName
 from radixlink_store_mooncake import MooncakeSettings, MooncakeStoreFactory
 from radixlink_store_mooncake._engine import make_client, make_replicate_config
 from radixlink_store_mooncake.commands import ending_with_parent, master_command, owner_command
+from radixlink_testing.ports import free_port
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -69,14 +70,6 @@ def running(command: list[str], port: int) -> Iterator[None]:
             yield
         finally:
             process.kill()
-
-
-def free_port() -> int:
-    """A port of loopback that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 @attrs.define(kw_only=True, eq=False)

@@ -1,13 +1,20 @@
 from __future__ import annotations
 
 import os
+import socket
 import sys
 import time
 from pathlib import Path
 
 import pytest
+from typing_extensions import override
 
-from radixlink.demo._processes import Processes, mpi_environment, replica_environment
+from radixlink.demo._processes import (
+    Processes,
+    free_port,
+    mpi_environment,
+    replica_environment,
+)
 from radixlink.errors import LaunchError
 
 #: Says where its child is, waits for it, and ignores the polite request to end.
@@ -96,3 +103,35 @@ def test_a_job_leaves_its_session_in_its_own_place(tmp_path: Path) -> None:
 
 def test_replicas_are_offline() -> None:
     assert replica_environment(num_threads=2)["HF_HUB_OFFLINE"] == "1"
+
+
+def test_a_port_is_below_those_of_connections(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = tmp_path / "ip_local_port_range"
+    said.write_text("9000\t60999\n")
+    monkeypatch.setattr("radixlink.demo._processes._OF_CONNECTIONS", said)
+    assert all(1 << 13 <= free_port() < 9000 for _ in range(20))
+
+
+@pytest.mark.parametrize("said", ["1024\t60999\n", None])
+def test_without_such_a_port_it_is_one_that_can_be_bound(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: str | None
+) -> None:
+    file = tmp_path / "ip_local_port_range"
+    if said is not None:
+        file.write_text(said)
+    monkeypatch.setattr("radixlink.demo._processes._OF_CONNECTIONS", file)
+    with socket.socket() as program:
+        program.bind(("127.0.0.1", free_port()))
+
+
+def test_no_port_is_a_launch_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Refusing(socket.socket):
+        @override
+        def bind(self, address: object, /) -> None:
+            raise OSError(f"{address} is taken")
+
+    monkeypatch.setattr(socket, "socket", Refusing)
+    with pytest.raises(LaunchError, match=r"no port of 127\.0\.0\.1 is free: 100 were tried"):
+        free_port()

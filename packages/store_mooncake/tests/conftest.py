@@ -29,6 +29,7 @@ from radixlink_store_mooncake._engine import (
 )
 from radixlink_store_mooncake.commands import ending_with_parent, master_command, owner_command
 from radixlink_testing import SUITE_CAPACITY_BYTES
+from radixlink_testing.ports import free_port
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -169,14 +170,6 @@ def stopped(process: subprocess.Popen[bytes]) -> Iterator[None]:
         yield
     finally:
         os.kill(process.pid, signal.SIGCONT)
-
-
-def free_port() -> int:
-    """A port of loopback that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 @pytest.fixture(scope="session")

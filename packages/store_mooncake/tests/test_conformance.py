@@ -30,7 +30,6 @@ from typing import TYPE_CHECKING, ClassVar, Final
 
 import attrs
 import pytest
-from packages.store_mooncake.tests.conftest import MakeNamespace, Namespace, free_port
 from typing_extensions import override
 
 from radixlink_contracts import PageBits, StoreConfig, StoreFactory
@@ -48,11 +47,14 @@ from radixlink_testing import (
 )
 from radixlink_testing.lending import BorrowingPageStore
 from radixlink_testing.pages import page_keys
+from radixlink_testing.ports import free_port
 from radixlink_testing.store_peers import StorePeersTests
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+    from packages.store_mooncake.tests.conftest import MakeNamespace, Namespace
 
     from radixlink_contracts import PageStore, PoolLayout
 

@@ -22,8 +22,9 @@ from radixlink_contracts.errors import (
 from radixlink_store_mooncake import MooncakeSettings, MooncakeStoreFactory, _factory, _process
 from radixlink_testing import SUITE_LAYOUT
 from radixlink_testing.pages import page_keys, page_parts
+from radixlink_testing.ports import free_port
 
-from .conftest import BUFFER_BYTES, free_port
+from .conftest import BUFFER_BYTES
 from .forked import told_in_child
 
 if TYPE_CHECKING:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import shutil
 import signal
 import socket
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
 
 _END_TIMEOUT_S: Final = 10.0
 _TAIL_CHARACTERS: Final = 2_000
+_OF_CONNECTIONS: Final = Path("/proc/sys/net/ipv4/ip_local_port_range")
+_LOWEST_PORT: Final = 1 << 13
+_PORTS: Final = 100
 
 _QUIET_MPI: Final = {
     # One machine, no RDMA device: no search for one, and no warning that there is none.
@@ -175,8 +179,26 @@ def mpirun() -> str:
 
 
 def free_port() -> int:
-    """A port of the loopback device that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """A port of the loopback device that nobody listens on, for a program that binds it seconds later.
+
+    Linux gives it to no connection meanwhile; elsewhere it is one of those that it gives to any.
+
+    Raises:
+        LaunchError: All that were tried are taken.
+    """
+    for port in (*_below_connections(), 0):
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            found: int = probe.getsockname()[1]
+            return found
+    raise LaunchError(f"no port of 127.0.0.1 is free: {_PORTS} were tried")
+
+
+def _below_connections() -> list[int]:
+    """Some ports below those of connections."""
+    try:
+        lowest = int(_OF_CONNECTIONS.read_text("ascii").split()[0])
+    except OSError:
+        return []
+    ports = range(_LOWEST_PORT, lowest)
+    return random.sample(ports, min(_PORTS, len(ports)))
