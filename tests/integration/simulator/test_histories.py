@@ -11,6 +11,8 @@ from typing import Final
 import attrs
 import pytest
 
+from radixlink_contracts.errors import ContractError
+from radixlink_linker import LinkerSettings
 from radixlink_linker._operation import Operation
 from radixlink_testing.simulator import (
     Plan,
@@ -50,6 +52,39 @@ def test_every_rule_holds_in_the_histories_of_the_normal_run(first_seed: int) ->
     assert report.tally.layer_wise > HISTORIES // 2
     assert report.tally.touches > HISTORIES
     assert report.tally.given_up > 0
+
+
+def test_every_rule_holds_with_settings_at_their_edges() -> None:
+    report = campaign(0, HISTORIES, processes=2, edges=True)
+    assert report.broken == ()
+    assert report.tally.loads > HISTORIES
+    assert report.tally.given_up > 0
+
+
+def test_edges_change_nothing_but_settings() -> None:
+    for seed in range(50):
+        plain, edges = plan_of(seed), plan_of(seed, edges=True)
+        assert edges.ticks == plain.ticks
+        settings = plain.shape.settings
+        assert attrs.evolve(edges.shape, settings=settings) == plain.shape
+        assert edges.shape.settings.storing_ranks == settings.storing_ranks
+
+
+def test_edges_are_what_the_linker_takes_and_no_more() -> None:
+    drawn = [plan_of(seed, edges=True).shape.settings for seed in range(200)]
+    for name, least, most in (
+        ("max_operations", 1, 64),
+        ("max_lookups", 1, 64 * 64),
+        ("staged_percent", 1, 100),
+        ("written_off_percent", 0, 100),
+        ("max_touches", 0, 64),
+    ):
+        of_all = [getattr(settings, name) for settings in drawn]
+        assert (min(of_all), max(of_all)) == (least, most), name
+        for value in (least - 1, most + 1):
+            numbers = {**attrs.asdict(drawn[0], recurse=False), name: value}
+            with pytest.raises(ContractError, match=name):
+                LinkerSettings(**numbers)
 
 
 def test_it_does_not_matter_how_many_processes_share_the_seeds() -> None:
@@ -188,3 +223,15 @@ def test_the_command_says_what_it_did_and_replays_a_seed() -> None:
     )
     assert one.stdout.startswith("seed 1: ")
     assert "matches" in one.stdout
+
+
+def test_the_command_says_which_histories_were_of_edges() -> None:
+    command = [sys.executable, "-m", "radixlink_testing.simulator", "--edges"]
+    for chosen, begins in (
+        (["--histories", "2"], "seeds 0 to 1, settings at their edges: 0 of 2 histories broke"),
+        (["--replay", "1"], "seed 1, settings at their edges: "),
+    ):
+        done = subprocess.run(
+            [*command, *chosen], capture_output=True, text=True, timeout=_TIMEOUT_S, check=True
+        )
+        assert done.stdout.startswith(begins)

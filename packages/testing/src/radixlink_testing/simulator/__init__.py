@@ -9,8 +9,9 @@ Needs the extra `simulator`.
 """
 
 from radixlink_testing.simulator._campaign import Report, campaign, explain
+from radixlink_testing.simulator._draw import plan_of
 from radixlink_testing.simulator._history import run
-from radixlink_testing.simulator._plan import Plan, Tick, plan_of
+from radixlink_testing.simulator._plan import Plan, Tick
 from radixlink_testing.simulator._rank import Shape
 from radixlink_testing.simulator._result import Result, Tally
 from radixlink_testing.simulator._rules import Rule, RuleBrokenError

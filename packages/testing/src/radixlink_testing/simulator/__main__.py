@@ -8,8 +8,8 @@ import sys
 from typing import TYPE_CHECKING
 
 from radixlink_testing.simulator._campaign import campaign, explain, story_of
+from radixlink_testing.simulator._draw import AT_EDGES, plan_of
 from radixlink_testing.simulator._history import run
-from radixlink_testing.simulator._plan import plan_of
 from radixlink_testing.simulator._scenarios import scenarios
 
 if TYPE_CHECKING:
@@ -39,9 +39,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--processes", type=int, default=os.cpu_count() or 1, help="default: one a core"
     )
     parser.add_argument("--replay", type=int, metavar="SEED", help="run one, and tell its story")
+    parser.add_argument(
+        "--edges",
+        action="store_true",
+        help="of the same histories with the linker's settings at the ends of what it takes",
+    )
     chosen = parser.parse_args(arguments)
     if chosen.replay is not None:
-        result = run(plan_of(chosen.replay), tell=True)
+        result = run(plan_of(chosen.replay, edges=chosen.edges), tell=True)
         sys.stdout.write(f"{story_of(result)}\n{result.tally}\n")
         return int(result.broken is not None)
     played = scenarios()
@@ -50,11 +55,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if result.broken is not None:
             sys.stdout.write(f"{story_of(result)}\n")
             return 1
-    report = campaign(chosen.first, chosen.histories, processes=chosen.processes)
+    report = campaign(
+        chosen.first, chosen.histories, processes=chosen.processes, edges=chosen.edges
+    )
     sys.stdout.write(f"{summary(report, num_scenarios=len(played))}\n")
     if report.broken:
         seed, _ = report.broken[0]
-        sys.stdout.write(f"\n{explain(plan_of(seed))}\n")
+        sys.stdout.write(f"\n{explain(plan_of(seed, edges=chosen.edges))}\n")
     return int(bool(report.broken))
 
 
@@ -67,7 +74,8 @@ def summary(report: Report, *, num_scenarios: int) -> str:
     """
     tally = report.tally
     ran = (
-        f"seeds {report.first_seed} to {report.first_seed + report.histories - 1}: "
+        f"seeds {report.first_seed} to {report.first_seed + report.histories - 1}"
+        f"{AT_EDGES * report.edges}: "
         f"{len(report.broken)} of {report.histories} histories broke a rule, "
         f"{report.faulty} had faults, {num_scenarios} scenarios held, {tally.steps} steps, "
         f"{report.seconds:.1f} s"

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Final
 import attrs
 import torch
 
+from radixlink_testing.simulator._draw import plan_of
 from radixlink_testing.simulator._history import run
-from radixlink_testing.simulator._plan import plan_of
 from radixlink_testing.simulator._result import Tally
 from radixlink_testing.simulator._shrink import shrink
 
@@ -35,6 +35,7 @@ class Report:
     Attributes:
         first_seed: Of the first history; those behind it follow one by one.
         histories: How many were run.
+        edges: Their settings were at the ends of what the linker takes.
         faulty: How many of them had faults.
         tally: What happened in all of them.
         seconds: How long it took.
@@ -43,6 +44,7 @@ class Report:
 
     first_seed: int
     histories: int
+    edges: bool
     faulty: int
     tally: Tally
     seconds: float
@@ -59,16 +61,17 @@ class _Part:
     broken: tuple[tuple[int, RuleBrokenError], ...]
 
 
-def campaign(first_seed: int, histories: int, *, processes: int = 1) -> Report:
+def campaign(first_seed: int, histories: int, *, processes: int = 1, edges: bool = False) -> Report:
     """Run the histories of seeds one after the other.
 
     Args:
         first_seed: Where to begin.
         histories: How many.
         processes: How many processes share them; 1 runs them here.
+        edges: With settings at the ends of what the linker takes.
     """
     began = time.monotonic()
-    parts = list(_parts(first_seed, first_seed + histories, processes))
+    parts = list(_parts(first_seed, first_seed + histories, processes, edges=edges))
     broken = sorted(
         (one for part in parts for one in part.broken), key=lambda seed_and_error: seed_and_error[0]
     )
@@ -77,6 +80,7 @@ def campaign(first_seed: int, histories: int, *, processes: int = 1) -> Report:
         tally += part.tally
     return Report(
         first_seed=first_seed,
+        edges=edges,
         histories=sum(part.histories for part in parts),
         faulty=sum(part.faulty for part in parts),
         tally=tally,
@@ -85,18 +89,20 @@ def campaign(first_seed: int, histories: int, *, processes: int = 1) -> Report:
     )
 
 
-def _parts(first: int, stop: int, processes: int) -> Iterator[_Part]:
+def _parts(first: int, stop: int, processes: int, *, edges: bool) -> Iterator[_Part]:
     """All seeds, in chunks."""
     chunks = [(start, min(start + _CHUNK, stop)) for start in range(first, stop, _CHUNK)]
     if processes == 1:
         with _for_histories():
             for chunk in chunks:
-                yield _run_seeds(*chunk)
+                yield _run_seeds(*chunk, edges=edges)
         return
     # Spawned: torch has threads, which a fork would lose.
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(processes, spawn, initializer=_prepare) as pool:
-        for future in as_completed([pool.submit(_run_seeds, *chunk) for chunk in chunks]):
+        for future in as_completed(
+            [pool.submit(_run_seeds, *chunk, edges=edges) for chunk in chunks]
+        ):
             yield future.result()
 
 
@@ -127,13 +133,13 @@ def _for_histories() -> Iterator[None]:
             gc.enable()
 
 
-def _run_seeds(first: int, stop: int) -> _Part:
+def _run_seeds(first: int, stop: int, *, edges: bool) -> _Part:
     """Some seeds, in this process."""
     tally = Tally()
     faulty = 0
     broken: list[tuple[int, RuleBrokenError]] = []
     for seed in range(first, stop):
-        plan = plan_of(seed)
+        plan = plan_of(seed, edges=edges)
         result = run(plan)
         tally += result.tally
         faulty += plan.faulty

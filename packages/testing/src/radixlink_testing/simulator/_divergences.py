@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from array import array
 from functools import partial
-from typing import TYPE_CHECKING, Final, assert_never
+from typing import TYPE_CHECKING, assert_never
 
 from radixlink_contracts import EvictParams, InsertParams, MatchPrefixParams, PoolName, RadixKey
 from radixlink_contracts.errors import AgreementError
@@ -25,9 +25,6 @@ if TYPE_CHECKING:
     from radixlink_testing.simulator._engine import Engine
     from radixlink_testing.simulator._rank import SimulatedRank
     from radixlink_testing.simulator._replica import Replica
-
-#: The most steps for which a divergence may go unnoticed: heartbeats are no rarer in plans.
-_UNNOTICED_STEPS: Final = 70
 
 
 class Divergences:
@@ -169,7 +166,8 @@ class Divergences:
         def go_on(rank: SimulatedRank) -> None:
             heard[rank.rank] = _error_of_frame(rank)
 
-        for _ in range(_UNNOTICED_STEPS):
+        # By the next heartbeat, and a rank may be a step ahead.
+        for _ in range(self._replica.shape.settings.heartbeat_steps + 1):
             heard.clear()
             outcomes = self._replica.together(
                 "step", lambda rank: rank.cache.step(), again=go_on, apart=True
