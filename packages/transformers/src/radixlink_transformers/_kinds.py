@@ -20,6 +20,7 @@ import attrs
 
 from radixlink_contracts import ComponentType
 from radixlink_transformers._hugging_face import layer_settings, setting
+from radixlink_transformers._prefixes import require_prefixes
 from radixlink_transformers.errors import UnsupportedModelError
 
 if TYPE_CHECKING:
@@ -71,9 +72,11 @@ class ModelKind:
         """The kind of a model.
 
         Raises:
-            UnsupportedModelError: This engine cannot run it; the message names what its layers are.
+            UnsupportedModelError: This engine cannot run it; the message names what its layers are,
+                or what makes a prefix depend on what follows it.
         """
         decoder = config.get_text_config(decoder=True)
+        require_prefixes(decoder)
         types, windows = layer_settings(decoder)
         unknown = set(types) - _KEPT_BY.keys()
         kept = frozenset[ComponentType]().union(*(_KEPT_BY.get(one, ()) for one in types))
