@@ -5,6 +5,7 @@ The models have random weights, big enough that a wrong page shows: logits reach
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import itertools
 import threading
@@ -69,12 +70,39 @@ TINY: Mapping[str, object] = {
 
 
 def tiny(family: str, **settings: object) -> CausalModel:
-    """A model of four layers with random weights, the same each time."""
-    config = AutoConfig.for_model(family, **{**TINY, **settings})
+    """A model of four layers with random weights, the same each time.
+
+    Args:
+        family: By transformers' name.
+        **settings: Beside `TINY`; `...` leaves one of these out.
+    """
+    chosen = {name: value for name, value in {**TINY, **settings}.items() if value is not ...}
+    config = AutoConfig.for_model(family, **chosen)
     with torch.random.fork_rng(devices=()):
         torch.manual_seed(20_260)
         made = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
     return cast("CausalModel", made.train(mode=False))
+
+
+#: At the end of a prompt: see `failing_forwards`.
+FAILS = (255, 255)
+
+
+@contextlib.contextmanager
+def failing_forwards(model: CausalModel) -> Iterator[None]:
+    """A forward that ends with `FAILS` raises an IndexError."""
+
+    def refuse(_: torch.nn.Module, args: object, kwargs: Mapping[str, torch.Tensor]) -> None:
+        del args
+        if tuple(kwargs["input_ids"][0, -len(FAILS) :].tolist()) == FAILS:
+            raise IndexError("no forward for these")
+
+    module = cast("torch.nn.Module", model)
+    hook = module.register_forward_pre_hook(refuse, with_kwargs=True)
+    try:
+        yield
+    finally:
+        hook.remove()
 
 
 @pytest.fixture(scope="session")

@@ -22,8 +22,9 @@ from radixlink_transformers import (
 )
 from radixlink_transformers._forward import prefill
 from radixlink_transformers._hugging_face import new_cache
+from radixlink_transformers.errors import UnsupportedModelError
 
-from .conftest import PAGE_SIZE, SoloGroup, at_rest, other_prompt
+from .conftest import FAILS, PAGE_SIZE, SoloGroup, at_rest, failing_forwards, other_prompt, tiny
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -544,13 +545,13 @@ def _interrupt_call(
 
 
 def test_a_forward_that_fails_leaves_locks_and_slots_as_they_were(
-    make: EngineMaker, prompt: tuple[int, ...]
+    make: EngineMaker, model: CausalModel, prompt: tuple[int, ...]
 ) -> None:
     engine = make()
     engine.generate(prompt, R1, 1)
     cached = engine._tree.evictable_size
-    with pytest.raises(IndexError):
-        engine.generate((*prompt, 256), R2, 4)  # no such token
+    with failing_forwards(model), pytest.raises(IndexError):
+        engine.generate((*prompt, *FAILS), R2, 4)
     assert engine._tree.evictable_size == cached
     assert at_rest(engine)
 
@@ -682,3 +683,68 @@ def test_pages_that_are_not_there_cannot_be_swapped(
     with pytest.raises(ContractError, match="two different pages"):
         engine.first_token_with_pages_swapped(prompt, page=1, other=1)
     assert at_rest(engine)
+
+
+# -- what callers get wrong, and other models ---------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ((1, 2, 256), r"of 0\.\.255, got 256 at 2"),
+        ((1, -2, 3), r"of 0\.\.255, got -2 at 1"),
+        ((1, 2**70), "token ids, got"),
+        (("a", "b"), "token ids, got"),
+        ((), "at least one token"),
+    ],
+)
+def test_what_is_no_prompt_is_refused_by_name(
+    make: EngineMaker, wrong: tuple[int, ...], said: str
+) -> None:
+    engine = make()
+    with pytest.raises(ContractError, match=f"submit r1: .*{said}"):
+        engine.submit(wrong, R1, 1)
+    with pytest.raises(ContractError, match=f"num_tokens_on_device: .*{said}"):
+        engine.num_tokens_on_device(wrong)
+    assert engine.num_in_flight == 0
+
+
+def test_any_integers_are_a_prompt(make: EngineMaker, prompt: tuple[int, ...]) -> None:
+    engine = make()
+    expected = engine.generate(prompt, R1, 2).tokens
+    assert engine.generate(torch.tensor(prompt), R2, 2).tokens == expected  # type: ignore[arg-type]
+
+
+def test_who_finds_no_room_is_named(make: EngineMaker, prompt: tuple[int, ...]) -> None:
+    with pytest.raises(CapacityError, match="request r1: expected room"):
+        make(num_pages=4).generate(prompt, R1, 1)
+
+
+@pytest.mark.parametrize("seconds", [float("inf"), float("nan"), -1.0])
+def test_settling_takes_a_time(make: EngineMaker, seconds: float) -> None:
+    with pytest.raises(ContractError, match="settle: expected timeout_s"):
+        make().settle(seconds)
+
+
+def test_what_a_model_keeps_is_held_against_its_settings(make: EngineMaker) -> None:
+    # One head for all queries, which this family does not say by the usual setting.
+    falcon = tiny("falcon", multi_query=True, head_dim=..., num_key_value_heads=...)
+    with pytest.raises(
+        UnsupportedModelError, match=r"falcon: expected keys .* got \(1, 1, 1, 16\)"
+    ):
+        make(of=falcon)
+
+
+def test_older_families_load_staged_alone(
+    make: EngineMaker, stores: MemoryStores, prompt: tuple[int, ...]
+) -> None:
+    gpt2 = tiny("gpt2", n_positions=256, num_key_value_heads=...)
+    donor = make(stores, of=gpt2)
+    donor.generate(prompt, R1, 1)
+    assert donor.settle(10)
+    generation = make(stores, of=gpt2).generate(prompt, R1, NUM_NEW)
+    assert generation.figures.restored_tokens == 176
+    assert generation.tokens == generate_without_cache(gpt2, prompt, NUM_NEW).tokens
+    with pytest.raises(UnsupportedModelError, match="GPT2Model: expected its layers in `layers`"):
+        make(stores, of=gpt2, settings=EngineSettings(load_mode=LoadMode.LAYER_WISE))
+    assert stores.num_open == 2

@@ -16,7 +16,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from radixlink_contracts import ComponentType, LoadMode, PoolName, RequestId
-from radixlink_contracts.errors import CapacityError, ContractError, InvalidTransitionError
+from radixlink_contracts.errors import (
+    AgreementError,
+    CapacityError,
+    ContractError,
+    InvalidTransitionError,
+)
 from radixlink_linker import UnifiedRadixCache
 from radixlink_transformers import (
     LoadStarted,
@@ -29,6 +34,7 @@ from radixlink_tree import UnifiedTreeCore
 
 from .conftest import (
     BY_PAGE,
+    FAILS,
     KINDS,
     LAYERED,
     PAGE_SIZE,
@@ -36,6 +42,7 @@ from .conftest import (
     SoloGroup,
     alone,
     at_rest,
+    failing_forwards,
     other_prompt,
 )
 
@@ -244,6 +251,18 @@ def test_who_waits_for_room_locks_nothing(make: EngineMaker, model: CausalModel)
     assert at_rest(engine)
 
 
+def test_what_others_compute_is_not_called_restored(make: EngineMaker) -> None:
+    # Without a store, the second waits for room until the first is done.
+    engine = make(num_pages=8, settings=BY_PAGE)
+    head = other_prompt(1, 100)
+    running, waiting = (engine.submit((*head, end), name, 4) for name, end in ((R1, 1), (R2, 2)))
+    _answer_all(engine)
+    assert running.result().figures.computed_tokens == 101
+    figures = waiting.result().figures
+    assert (figures.device_tokens, figures.restored_tokens, figures.computed_tokens) == (96, 0, 5)
+    assert at_rest(engine)
+
+
 def test_who_does_not_fit_at_all_is_refused_while_others_run(
     make: EngineMaker, model: CausalModel
 ) -> None:
@@ -377,9 +396,10 @@ def test_a_request_that_fails_leaves_the_others(make: EngineMaker, model: Causal
     engine = make(settings=BY_PAGE)
     prompt = other_prompt(1, 40)
     before = engine.submit(prompt, R1, 8)
-    failing = engine.submit((*other_prompt(2, 40), 256, 0), R2, 8)  # no such token
+    failing = engine.submit((*other_prompt(2, 40), *FAILS), R2, 8)
     after = engine.submit(prompt[:20], R3, 8)
-    _answer_all(engine)
+    with failing_forwards(model):
+        _answer_all(engine)
     assert isinstance(failing.error, IndexError)
     assert _is_as_alone(before, model, prompt, 8)
     assert _is_as_alone(after, model, prompt[:20], 8)
@@ -422,6 +442,52 @@ def test_an_interrupt_ends_all_that_is_in_flight(
         again = engine.submit(prompt, name, 8)
         _answer_all(engine)
         assert _is_as_alone(again, model, prompt, 8)
+    assert at_rest(engine)
+
+
+@pytest.mark.parametrize("call", ["reset", "close", "submit", "iterate"])
+def test_no_call_comes_from_within(
+    make: EngineMaker, model: CausalModel, prompt: tuple[int, ...], call: str
+) -> None:
+    engine = make(settings=BY_PAGE)
+    calls = {
+        "reset": engine.reset,
+        "close": engine.close,
+        "submit": lambda: engine.submit(prompt, R3, 1),
+        "iterate": engine.iterate,
+    }
+
+    def call_back(progress: Progress) -> None:
+        if isinstance(progress, TokenGenerated):
+            calls[call]()
+
+    broken = engine.submit(prompt, R1, 2, on_progress=call_back)
+    whole = engine.submit(prompt[:50], R2, 2)
+    _answer_all(engine)
+    with pytest.raises(InvalidTransitionError, match=f"{call}: expected no iteration to run"):
+        broken.result()
+    assert _is_as_alone(whole, model, prompt[:50], 2)
+    assert at_rest(engine)
+
+
+def test_ranks_that_do_not_agree_are_what_every_request_failed_with(
+    make: EngineMaker, prompt: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = make(settings=BY_PAGE)
+    pending = [engine.submit(prompt, name, 2) for name in (R1, R2)]
+    engine.iterate()
+    error = AgreementError("ranks differ", by_rank={0: "a", 1: "b"}, rank=0)
+
+    def differ(*_: object) -> None:
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engine._cache, "step", differ)
+        with pytest.raises(AgreementError):
+            engine.iterate()
+    assert [one.error for one in pending] == [error, error]
+    assert engine.num_in_flight == 0
+    engine.reset()
     assert at_rest(engine)
 
 

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from radixlink_contracts.errors import ContractError
@@ -45,7 +47,15 @@ def test_no_time_is_no_patience() -> None:
 
 
 def test_settings_refuse_a_wait_without_pauses() -> None:
-    with pytest.raises(ContractError, match="poll_interval_s > 0"):
+    with pytest.raises(ContractError, match="poll_interval_s above 0"):
         EngineSettings(poll_interval_s=0.0)
     with pytest.raises(ContractError, match="chunk_tokens"):
         EngineSettings(chunk_tokens=0)
+
+
+@pytest.mark.parametrize("seconds", [math.inf, math.nan, 1e300, -1.0])
+def test_what_is_no_time_is_refused(seconds: float) -> None:
+    with pytest.raises(ContractError, match=r"wait_timeout_s in 0\.\.1e"):
+        EngineSettings(wait_timeout_s=seconds)
+    with pytest.raises(ContractError, match="poll_interval_s above 0"):
+        EngineSettings(poll_interval_s=seconds)

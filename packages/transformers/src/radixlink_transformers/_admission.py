@@ -57,21 +57,42 @@ class Admitted:
     Attributes:
         match: What it begins with, on the device.
         slots: Full slots of what need not be computed. Shape: (tokens,) int64, whole pages.
-        device_tokens: How much of it was on the device when the request came.
+        restored_tokens: How much of it came while the request waited for the store, or comes layer by
+            layer.
         loading: The last tokens of it come layer by layer while they run.
         state: The slot in which its forwards change its states, for a model with states.
     """
 
     match: MatchResult
     slots: torch.Tensor
-    device_tokens: int
+    restored_tokens: int
     loading: bool
     state: int | None
 
     @property
-    def restored_tokens(self) -> int:
-        """How much of it comes from the store."""
-        return len(self.slots) - self.device_tokens
+    def device_tokens(self) -> int:
+        """How much of it the device had without that, whoever computed or restored it."""
+        return len(self.slots) - self.restored_tokens
+
+
+@attrs.define(eq=False)
+class _Restored:
+    """What came from the store before the request could run.
+
+    Attributes:
+        num_tokens: What the device has got while the request waited for the store, by a load of its
+            own or of another that begins alike.
+        awaited_on: What the device had when that wait began; None while nobody waits for the store.
+    """
+
+    num_tokens: int = 0
+    awaited_on: int | None = None
+
+    def note(self, num_device_tokens: int) -> None:
+        """What the device has now; a wait for the store is over."""
+        if self.awaited_on is not None:
+            self.num_tokens += max(0, num_device_tokens - self.awaited_on)
+        self.awaited_on = None
 
 
 class Admission:
@@ -115,26 +136,27 @@ class Admission:
             AgreementError: The ranks do not agree; the replica has failed.
             CapacityError: There is no room, and none to come; nothing is held then.
         """
-        before: int | None = None
+        restored = _Restored()
         for_store: Patience | None = None
         for_room: Patience | None = None
         without_store = without_prefix = False
         while True:
             match = self._match(request, without_store=without_store, without_prefix=without_prefix)
-            before = match.device_prefix_len if before is None else before
+            restored.note(match.device_prefix_len)
             asked = match.external in {ExternalMatch.UNKNOWN, ExternalMatch.HIT}
             if asked and for_store is None:
                 for_store = self._begin_wait()
-                tell(LookupStarted(num_device_tokens=before))
+                tell(LookupStarted(num_device_tokens=match.device_prefix_len))
             waits = match.external is ExternalMatch.UNKNOWN
             room: Admitted | CapacityError | None = None
             if not waits and not self._traffic.room_is_awaited:
-                room = self._try(request, match, stay, num_tokens, before, tell)
+                room = self._try(request, match, stay, num_tokens, restored, tell)
                 waits = room is None
             if isinstance(room, Admitted):
                 return room
             stay.let_go()
             if waits:
+                restored.awaited_on = match.device_prefix_len
                 assert for_store is not None, "whoever waits for a store has asked it"
                 if not (yield from self._until_told(request, for_store)):
                     # Too slow: do without. A load that was started ends for nobody.
@@ -167,7 +189,7 @@ class Admission:
         match: MatchResult,
         stay: Stay,
         num_tokens: int,
-        before: int,
+        restored: _Restored,
         tell: Tell,
     ) -> Admitted | CapacityError | None:
         """Load what can be loaded, and take what is needed to run.
@@ -217,7 +239,7 @@ class Admission:
         return Admitted(
             match=match,
             slots=slots,
-            device_tokens=min(before, len(prefix.slots)),
+            restored_tokens=min(restored.num_tokens, len(prefix.slots)) + loading,
             loading=loading > 0,
             state=state,
         )

@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Final
 import attrs
 
 from radixlink_components import FullComponent, MambaComponent, SWAComponent
-from radixlink_contracts import Shard
+from radixlink_contracts import LoadMode, Shard
 from radixlink_contracts.errors import (
     AgreementError,
     BackendUnavailableError,
     ContractError,
-    LinkError,
 )
 from radixlink_linker import (
     DeviceSlots,
@@ -123,8 +122,10 @@ def build_engine(
         group,
         f"{settings} {identity} shards={shard.count} pages={num_pages},{num_window_pages} "
         f"states={num_states} store={stores is not None}",
+        shard,
         linker_settings.step_timeout_s,
     )
+    geometry.require_of(model, kind)
     device = Device.allocate(
         kind,
         geometry,
@@ -152,6 +153,7 @@ def build_engine(
     # Released in reverse order: the linker with its thread, the lookup threads, the store.
     with ExitStack() as building:
         linker: StoreLinker | None = None
+        gate: LayerGate | None = None
         if stores is not None:
             pools = device.group
             layouts = pools.layouts(identity, rank=shard.index, num_ranks=shard.count)
@@ -175,6 +177,8 @@ def build_engine(
                 settings=store_settings,
             )
             building.callback(linker.close)
+            if settings.load_mode is LoadMode.LAYER_WISE and states is None:
+                gate = LayerGate(model, kind, linker.layer_done_counter)
         executor = ThreadExecutor(num_threads=linker_settings.max_hanging_lookups)
         building.callback(executor.close)
         cache = UnifiedRadixCache(
@@ -196,7 +200,7 @@ def build_engine(
             device=device,
             clock=clock,
             settings=settings,
-            gate=None if linker is None else LayerGate(model, kind, linker.layer_done_counter),
+            gate=gate,
             num_ranks=group.size,
             pages_by_writer=dict if linker is None else _writers_of(linker),
             resources=building.pop_all(),
@@ -234,31 +238,30 @@ def _open_on_all(
     """Open this rank's stores; where one rank cannot, none has any, and nobody waits for that rank.
 
     Raises:
-        LinkError: This rank's own reason.
+        Exception: This rank's own reason; a `LinkError` of a factory that keeps its contract.
         BackendUnavailableError: Another rank's; names it.
         AgreementError: A rank did not come in time.
     """
     with ExitStack() as opening:
         opened: list[PageStore] = []
-        failure: LinkError | None = None
+        failure: Exception | None = None
         try:
             for layout in layouts:
                 store = stores.open(layout)
                 opening.callback(store.close)
                 opened.append(store)
-        except LinkError as error:
+        except Exception as error:  # noqa: BLE001 - whatever it is, the others are told of it
             failure = error
         told = [b""]
         if group.size > 1:
-            told = list(
-                group.all_gather(b"" if failure is None else str(failure).encode(), timeout_s)
-            )
+            reason = "" if failure is None else f"{type(failure).__name__}: {failure}"
+            told = list(group.all_gather(reason.encode(), timeout_s))
         if failure is not None:
             raise failure
-        for rank, reason in enumerate(told):
-            if reason:
+        for rank, of_rank in enumerate(told):
+            if of_rank:
                 raise BackendUnavailableError(
-                    f"build_engine: rank {rank} could not open its store: {reason.decode()}",
+                    f"build_engine: rank {rank} could not open its store: {of_rank.decode()}",
                     rank=rank,
                 )
         opening.pop_all()
@@ -269,21 +272,28 @@ def _writers_of(linker: StoreLinker) -> Callable[[], Mapping[int, int]]:
     return lambda: linker.counters.pages_by_writer
 
 
-def _agree(group: RankGroup, facts: str, timeout_s: float) -> None:
-    """All ranks build the same engine; what the linker agrees on by itself is left to it.
+def _agree(group: RankGroup, facts: str, shard: Shard, timeout_s: float) -> None:
+    """All ranks build the same engine, each of its own shard; the linker agrees on the rest by itself.
 
     Raises:
         AgreementError: They do not, or one did not come in time. On every rank alike.
     """
     if group.size == 1:
         return
-    told = [value.decode() for value in group.all_gather(facts.encode(), timeout_s)]
-    if len(set(told)) > 1:
-        raise AgreementError(
-            f"build_engine: expected the same on all ranks, got {told}",
-            by_rank=dict(enumerate(told)),
-            rank=group.rank,
-        )
+    mine = f"{shard.index} {facts}".encode()
+    told = [value.decode().partition(" ") for value in group.all_gather(mine, timeout_s)]
+    by_rank = {rank: of_rank for rank, (_, _, of_rank) in enumerate(told)}
+    wanted = "the same on all ranks"
+    if len(set(by_rank.values())) == 1:
+        by_rank = {rank: f"shard {index}" for rank, (index, _, _) in enumerate(told)}
+        if shard.count == 1 or len(set(by_rank.values())) == group.size:
+            return
+        wanted = "another shard on each rank"
+    raise AgreementError(
+        f"build_engine: expected {wanted}, got {list(by_rank.values())}",
+        by_rank=by_rank,
+        rank=group.rank,
+    )
 
 
 def default_linker_settings(settings: EngineSettings) -> LinkerSettings:

@@ -12,12 +12,14 @@ from radixlink_contracts.errors import ContractError, InvalidTransitionError
 from radixlink_transformers._admission import Admission
 from radixlink_transformers._answer import Answer, Question
 from radixlink_transformers._first_token import FirstTokens
+from radixlink_transformers._hugging_face import vocabulary_size
 from radixlink_transformers._patience import Patience
 from radixlink_transformers._pending import PendingGeneration
-from radixlink_transformers._request import EngineRequest, prompt_key
+from radixlink_transformers._request import EngineRequest, prompt_key, token_ids
 from radixlink_transformers._scheduler import Scheduler
 from radixlink_transformers._stay import Stay
 from radixlink_transformers._timer import Timer
+from radixlink_transformers._values import MAX_WAIT_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
@@ -87,6 +89,7 @@ class TransformersEngine:
         self._clock: Final = clock
         self._settings: Final = settings
         self._num_ranks: Final = num_ranks
+        self._vocab_size: Final = vocabulary_size(model.config)
         self._pages_by_writer: Final = pages_by_writer
         self._resources: Final = resources or ExitStack()
         self._scheduler: Final = Scheduler(cache, settings.poll_interval_s)
@@ -144,7 +147,7 @@ class TransformersEngine:
         `submit`, and `iterate` until it is over: others that are in flight go on meanwhile.
 
         Args:
-            prompt: At least one token.
+            prompt: At least one token id of the model's vocabulary.
             request_id: The same on all ranks.
             max_new_tokens: At least 1.
             eos_ids: Tokens that end the answer.
@@ -153,7 +156,8 @@ class TransformersEngine:
         Raises:
             CapacityError: Prompt and answer do not fit into the pool beside what is in use.
             AgreementError: The ranks do not agree; only `reset`, by all of them, helps.
-            ContractError: There is no prompt, or nothing to answer.
+            ContractError: There is no prompt or one of no token ids of the model, or nothing to
+                answer.
         """
         pending = self.submit(prompt, request_id, max_new_tokens, eos_ids, on_progress)
         while not pending.is_over:
@@ -187,19 +191,22 @@ class TransformersEngine:
             whatever it is, leaves the others as they are.
 
         Raises:
-            ContractError: There is no prompt, nothing to answer, or such a request already.
+            ContractError: There is no prompt or one of no token ids of the model, nothing to answer,
+                or such a request already.
+            InvalidTransitionError: It is called from within an iteration.
         """
         self._require_open("submit")
+        self._scheduler.refuse_within_iteration("submit")
         if max_new_tokens < 1:
             raise ContractError(
                 f"submit {request_id}: expected max_new_tokens of at least 1, got {max_new_tokens}"
             )
-        tokens = tuple(prompt)
+        tokens = self._tokens_of(prompt, f"submit {request_id}")
         request, pending = EngineRequest(request_id, tokens), PendingGeneration(request_id)
         question = Question(
             tokens=tokens,
             max_new_tokens=max_new_tokens,
-            eos_ids=eos_ids,
+            eos_ids=frozenset(eos_ids),
             tell=on_progress or _tell_nobody,
         )
         stay = self._stay(request_id)
@@ -243,7 +250,8 @@ class TransformersEngine:
             ContractError: There is no prompt.
         """
         self._require_open("num_tokens_on_device")
-        return self._admission.on_device(prompt_key(tuple(prompt))).device_prefix_len
+        tokens = self._tokens_of(prompt, "num_tokens_on_device")
+        return self._admission.on_device(prompt_key(tokens)).device_prefix_len
 
     def first_token_without_store(self, prompt: Sequence[int]) -> FirstToken:
         """What follows a prompt with what the device has now, and no store.
@@ -259,7 +267,8 @@ class TransformersEngine:
             ContractError: There is no prompt.
         """
         self._require_open("first_token_without_store")
-        return self._first_tokens.without_store(tuple(prompt))
+        tokens = self._tokens_of(prompt, "first_token_without_store")
+        return self._first_tokens.without_store(tokens)
 
     def first_token_with_pages_swapped(
         self,
@@ -286,7 +295,10 @@ class TransformersEngine:
         """
         self._require_open("first_token_with_pages_swapped")
         return self._first_tokens.with_pages_swapped(
-            tuple(prompt), page=page, other=other, num_prefix_tokens=num_prefix_tokens
+            self._tokens_of(prompt, "first_token_with_pages_swapped"),
+            page=page,
+            other=other,
+            num_prefix_tokens=num_prefix_tokens,
         )
 
     # -- the cache as a whole -------------------------------------------------------------------
@@ -323,8 +335,13 @@ class TransformersEngine:
 
         Returns:
             False when that took too long.
+
+        Raises:
+            ContractError: That is no time to wait.
         """
         self._require_open("settle")
+        if not 0 <= timeout_s <= MAX_WAIT_S:
+            raise ContractError(f"settle: expected timeout_s in 0..{MAX_WAIT_S:g}, got {timeout_s}")
         patience = self._begin_wait(timeout_s)
         while self._scheduler.num_in_flight or self._cache.num_outstanding:
             if not patience.lasts():
@@ -337,19 +354,40 @@ class TransformersEngine:
 
         Requests in flight are aborted.
 
+        Raises:
+            InvalidTransitionError: It is called from within an iteration.
+
         Ranks: all.
         """
         self._require_open("reset")
-        self._scheduler.abort_all()
-        self._cache.reset()
+        self._scheduler.refuse_within_iteration("reset")
+        try:
+            self._scheduler.abort_all()
+        finally:
+            self._cache.reset()
 
     def close(self) -> None:
-        """Release everything; requests in flight are aborted. Idempotent."""
+        """Release everything; requests in flight are aborted. Idempotent.
+
+        Raises:
+            InvalidTransitionError: It is called from within an iteration.
+        """
+        self._scheduler.refuse_within_iteration("close")
         self._closed = True
-        self._scheduler.abort_all()
-        self._resources.close()
+        try:
+            self._scheduler.abort_all()
+        finally:
+            self._resources.close()
 
     # -- steps of the above ---------------------------------------------------------------------
+
+    def _tokens_of(self, prompt: Sequence[int], call: str) -> tuple[int, ...]:
+        """A prompt as plain ids, each of the model.
+
+        Raises:
+            ContractError: It is none, or empty.
+        """
+        return token_ids(prompt, self._vocab_size, call)
 
     def _stay(self, request_id: RequestId | None = None) -> Stay:
         return Stay(

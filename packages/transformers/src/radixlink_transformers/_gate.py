@@ -40,7 +40,8 @@ class LayerGate:
             counter: Knows which layers have landed.
 
         Raises:
-            ContractError: The model's decoder has other layers than its configuration says.
+            UnsupportedModelError: The model's decoder has no list of layers.
+            ContractError: It has other layers than its configuration says.
         """
         self._layers: Final = tuple(decoder_layers(model))
         self._counter: Final = counter
@@ -64,13 +65,13 @@ class LayerGate:
             fill: Is told each layer that is decided, by its index, before it runs.
         """
         thread = threading.get_ident()
-        self._counter.set_consumer(batch)
         with ExitStack() as hooks:
+            self._counter.set_consumer(batch)
+            hooks.callback(self._counter.set_consumer, None)
             for index, layer in enumerate(self._layers):
                 hook = layer.register_forward_pre_hook(partial(self._stop, thread, index, fill))
                 hooks.callback(hook.remove)
             yield
-        self._counter.set_consumer(None)
 
     def _stop(
         self,

@@ -8,7 +8,8 @@ import attrs
 
 from radixlink_contracts import CacheIdentity
 from radixlink_contracts.errors import ContractError
-from radixlink_transformers._hugging_face import setting
+from radixlink_transformers._forward import prefill
+from radixlink_transformers._hugging_face import kv_layer, new_cache, setting
 from radixlink_transformers._kinds import ModelKind
 from radixlink_transformers.errors import UnsupportedModelError
 
@@ -51,7 +52,8 @@ class KVGeometry:
     def of_model(cls, model: CausalModel, *, page_size: int, tensor_parallel_size: int = 1) -> Self:
         """The geometry on each rank of the pages that a loaded model keeps of every token.
 
-        Those of full attention; of windows in a model that has nothing else.
+        Those of full attention; of windows in a model that has nothing else. It is what the settings
+        say; `require_of` holds the model against it.
 
         Args:
             model: The model.
@@ -79,6 +81,32 @@ class KVGeometry:
             page_size=page_size,
             sliding_window=0 if kind.full_layers else kind.sliding_window,
         )
+
+    def require_of(self, model: CausalModel, kind: ModelKind) -> None:
+        """Refuse a model that keeps something else than its settings say: families differ in them.
+
+        Args:
+            model: The model, spread where it is.
+            kind: Of that model.
+
+        Raises:
+            UnsupportedModelError: Names the layer.
+
+        Ranks: all, where the model is spread.
+        Cost: one forward of one token.
+        """
+        cache = new_cache(model.config)
+        prefill(model, cache, [0], 0)
+        expected = (1, self.num_kv_heads, 1, self.head_dim)
+        for index in sorted({*kind.full_layers, *kind.window_layers}):
+            layer = kv_layer(cache, index)
+            for what, kept in (("keys", layer.keys), ("values", layer.values)):
+                if tuple(kept.shape) != expected or kept.dtype != self.dtype:
+                    raise UnsupportedModelError(
+                        f"{model.config.get_text_config(decoder=True).model_type}: expected {what} "
+                        f"of one token of shape {expected} and {self.dtype}, got "
+                        f"{tuple(kept.shape)} and {kept.dtype} in layer {index}"
+                    )
 
     def of_windows(self, kind: ModelKind) -> Self:
         """The geometry of the same model's sliding-window attention."""

@@ -9,6 +9,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Protocol, cast
 
+from radixlink_transformers.errors import UnsupportedModelError
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
@@ -190,19 +192,20 @@ class _LayerTypeReader(Protocol):
     def __call__(self, config: DecoderConfig) -> tuple[list[str], list[dict[str, object]]]: ...
 
 
-class _Decoder(Protocol):
-    @property
-    def layers(self) -> Sequence[torch.nn.Module]: ...
-
-
 class _ModelWithDecoder(Protocol):
-    def get_decoder(self) -> _Decoder: ...
+    def get_decoder(self) -> torch.nn.Module: ...
 
 
 def setting(config: DecoderConfig, name: str) -> object:
     """The value of a setting that only some families have; None where it is absent."""
     found: object = getattr(config, name, None)
     return found
+
+
+def vocabulary_size(config: ModelConfig) -> int | None:
+    """How many token ids a model has, from 0 on; None where it does not say."""
+    found = setting(config.get_text_config(decoder=True), "vocab_size")
+    return found if isinstance(found, int) else None
 
 
 def layer_settings(config: DecoderConfig) -> tuple[tuple[str, ...], tuple[int | None, ...]]:
@@ -233,8 +236,19 @@ def state_layer(cache: KVCache, layer: int) -> StateLayer:
 
 
 def decoder_layers(model: CausalModel) -> Sequence[torch.nn.Module]:
-    """The layers of the decoder, in the order in which a forward runs them."""
-    return cast("_ModelWithDecoder", model).get_decoder().layers
+    """The layers of the decoder, in the order in which a forward runs them.
+
+    Raises:
+        UnsupportedModelError: It keeps them elsewhere, as older families do.
+    """
+    decoder = cast("_ModelWithDecoder", model).get_decoder()
+    layers: Sequence[torch.nn.Module] | None = getattr(decoder, "layers", None)
+    if layers is None:
+        raise UnsupportedModelError(
+            f"{type(decoder).__name__}: expected its layers in `layers`, got no such list; its loads "
+            "can be staged, not layer by layer"
+        )
+    return layers
 
 
 def new_cache(config: ModelConfig) -> KVCache:

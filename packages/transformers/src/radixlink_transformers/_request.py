@@ -18,14 +18,40 @@ if TYPE_CHECKING:
 
 
 def prompt_key(prompt: Sequence[int]) -> RadixKey:
-    """What of a prompt may come from a cache: all but its last token, which is always computed.
+    """What of a prompt, at least one token, may come from a cache.
+
+    All but its last token, which is always computed.
+    """
+    return RadixKey(array("q", prompt[:-1]))
+
+
+def token_ids(prompt: Sequence[int], vocab_size: int | None, call: str) -> tuple[int, ...]:
+    """A prompt as plain integers.
+
+    Args:
+        prompt: What a caller gave.
+        vocab_size: Ids are below; None where nobody knows.
+        call: Whose argument it is, and of which request.
 
     Raises:
-        ContractError: The prompt is empty.
+        ContractError: It is empty, has something else than integers, or an id that the model lacks.
+
+    Cost: O(tokens), some ns each.
     """
-    if not prompt:
-        raise ContractError("expected a prompt of at least one token, got an empty one")
-    return RadixKey(array("q", prompt[:-1]))
+    try:
+        ids = array("q", tuple(prompt))
+    except (TypeError, OverflowError) as error:
+        raise ContractError(f"{call}: expected a prompt of token ids, got {error}") from error
+    if not ids:
+        raise ContractError(f"{call}: expected a prompt of at least one token, got an empty one")
+    low, high = min(ids), max(ids)
+    if low < 0 or (vocab_size is not None and high >= vocab_size):
+        wrong = low if low < 0 else high
+        below = "" if vocab_size is None else f"..{vocab_size - 1}"
+        raise ContractError(
+            f"{call}: expected token ids of 0{below}, got {wrong} at {ids.index(wrong)}"
+        )
+    return tuple(ids)
 
 
 class EngineRequest(RequestKV):
@@ -41,9 +67,6 @@ class EngineRequest(RequestKV):
         Args:
             request_id: The same on all ranks; no two live requests have the same.
             prompt: At least one token.
-
-        Raises:
-            ContractError: The prompt is empty.
         """
         self._request_id = request_id
         self._key = prompt_key(prompt)

@@ -148,7 +148,7 @@ class Scheduler:
         Raises:
             InvalidTransitionError: An iteration runs: it is called by what that calls.
         """
-        self._refuse_within_iteration("abort")
+        self.refuse_within_iteration("abort")
         found = self._in_flight.get(request_id)
         if found is not None:
             try:
@@ -163,25 +163,29 @@ class Scheduler:
             AgreementError: The ranks do not agree; no request is in flight any more.
             InvalidTransitionError: An iteration runs.
         """
-        self._refuse_within_iteration("iterate")
+        self.refuse_within_iteration("iterate")
         self._iterating = True
         try:
             ran = self._iterate()
-        except BaseException:
-            self.abort_all()
+        except BaseException as error:
+            self.abort_all(error if isinstance(error, Exception) else None)
             raise
         finally:
             self._iterating = False
         if not ran and (self._in_flight or self._cache.num_outstanding):
             self._pause()
 
-    def abort_all(self) -> None:
-        """All requests are gone. One that cannot be left does not keep the others from it."""
+    def abort_all(self, outcome: Exception | None = None) -> None:
+        """All requests are gone. One that cannot be left does not keep the others from it.
+
+        Args:
+            outcome: What all of them failed with; None where they were aborted.
+        """
         with ExitStack() as leaving:
             leaving.callback(self.retire)
             for found in self._in_flight.values():
                 leaving.callback(found.way.close)
-                found.pending.end(None)
+                found.pending.end(outcome)
             self._in_flight.clear()
             self._traffic.num_in_flight = 0
 
@@ -242,7 +246,12 @@ class Scheduler:
             self.abort_all()
             raise
 
-    def _refuse_within_iteration(self, event: str) -> None:
+    def refuse_within_iteration(self, event: str) -> None:
+        """Let nothing be called by what an iteration calls.
+
+        Raises:
+            InvalidTransitionError: An iteration runs.
+        """
         if self._iterating:
             raise InvalidTransitionError(
                 f"{event}: expected no iteration to run, got a call from within one",

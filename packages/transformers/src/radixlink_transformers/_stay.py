@@ -85,6 +85,7 @@ class Stay:
         self._device: Final = device
         self._retire_batches: Final = retire_batches
         self._request_id: Final = request_id
+        self._whose: Final = "" if request_id is None else f"request {request_id}: "
         self._leaving: Final = ExitStack()
         #: What can be let go of while the request goes on.
         self._held: Final = ExitStack()
@@ -148,7 +149,7 @@ class Stay:
         full, windows = self._device.full, self._device.windows
         beside = "" if windows is None else f" and one of {windows.pair.swa.size} for windows"
         return CapacityError(
-            f"expected room for {num_tokens} tokens in a pool of {full.size}{beside} beside "
+            f"{self._whose}expected room for {num_tokens} tokens in a pool of {full.size}{beside} beside "
             f"the {num_locked} that the request has there, got {full.available_size} after "
             "eviction; the rest is in use, or the pool is too small",
             needed=num_tokens,
@@ -192,7 +193,7 @@ class Stay:
         states = self._device.states
         assert states is not None, "only a model with states needs their slots"
         return CapacityError(
-            f"expected room for a state in a pool of {states.slots.size}, got none after "
+            f"{self._whose}expected room for a state in a pool of {states.slots.size}, got none after "
             "eviction; the rest is in use, or the pool is too small",
             needed=1,
             available=0,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 import attrs
 
@@ -11,6 +11,9 @@ from radixlink_contracts.errors import ContractError
 
 if TYPE_CHECKING:
     import torch
+
+MAX_WAIT_S: Final = 1e6
+"""The longest that anybody waits: eleven days."""
 
 
 @attrs.frozen(kw_only=True)
@@ -45,10 +48,10 @@ class EngineSettings:
             value: int | None = getattr(self, name)
             if value is not None and value < 1:
                 raise ContractError(f"EngineSettings: expected {name} of at least 1, got {value}")
-        if self.wait_timeout_s < 0 or self.poll_interval_s <= 0:
+        if not 0 <= self.wait_timeout_s <= MAX_WAIT_S or not 0 < self.poll_interval_s <= MAX_WAIT_S:
             raise ContractError(
-                "EngineSettings: expected wait_timeout_s >= 0 and poll_interval_s > 0, "
-                f"got {self.wait_timeout_s} and {self.poll_interval_s}"
+                f"EngineSettings: expected wait_timeout_s in 0..{MAX_WAIT_S:g} and poll_interval_s "
+                f"above 0, got {self.wait_timeout_s} and {self.poll_interval_s}"
             )
 
 
@@ -109,8 +112,9 @@ class RequestFigures:
 
     Attributes:
         prompt_tokens: All of them.
-        device_tokens: Were on the device when the request came.
-        restored_tokens: Came from the store.
+        device_tokens: Were on the device, or came while the request waited for room.
+        restored_tokens: Came from the store, by a load of the request or, where two share a prefix, by
+            one that it waited for. What another request computes meanwhile counts as that.
         computed_tokens: Were computed: all the others, at least one.
         time_to_first_token_s: From the call until the first token was known.
         load_s: From the call until it was settled what has to be computed: match, lookup, and the
