@@ -5,6 +5,7 @@ from __future__ import annotations
 import abc
 import enum
 import itertools
+import reprlib
 import time
 from typing import TYPE_CHECKING, Final, Self, TypeVar
 
@@ -96,6 +97,7 @@ class CheckedGroup(RankGroup, abc.ABC):
             AgreementError: Not all ranks took part in time, or an earlier collective failed.
             ContractError: `words` are no whole 64-bit words, or `timeout_s` is no time.
         """
+        _check_type("all_and", "words as a bytearray", words, bytearray)
         if len(words) % WORD_BYTES:
             raise ContractError(
                 f"all_and: expected whole words of {WORD_BYTES} bytes, got {len(words)} bytes"
@@ -111,8 +113,10 @@ class CheckedGroup(RankGroup, abc.ABC):
 
         Raises:
             AgreementError: Not all ranks took part in time, or an earlier collective failed.
-            ContractError: There is no rank `root`, or `timeout_s` is no time.
+            ContractError: There is no rank `root`, `value` is no bytes, or `timeout_s` is no time.
         """
+        _check_type("broadcast", "a value of bytes", value, bytes)
+        _check_type("broadcast", "a root of int", root, int)
         if not 0 <= root < self._size:
             raise ContractError(f"broadcast: expected a root in 0..{self._size - 1}, got {root}")
         offered = value if root == self._rank else b""
@@ -124,8 +128,9 @@ class CheckedGroup(RankGroup, abc.ABC):
 
         Raises:
             AgreementError: Not all ranks took part in time, or an earlier collective failed.
-            ContractError: `timeout_s` is no time.
+            ContractError: `value` is no bytes, or `timeout_s` is no time.
         """
+        _check_type("all_gather", "a value of bytes", value, bytes)
         return self._exchange("all_gather", value, timeout_s)
 
     @override
@@ -134,10 +139,12 @@ class CheckedGroup(RankGroup, abc.ABC):
 
         Raises:
             AgreementError: Not all ranks took part in time, or an earlier collective failed.
-            ContractError: `timeout_s` is no time.
+            ContractError: `color` is no int, or `timeout_s` is no time.
         """
+        _check_type("split", "a color of int", color, int)
         deadline = deadline_after("split", timeout_s)
-        colors = self._exchange("split", str(color).encode(), timeout_s)
+        # Digits also of a bool.
+        colors = self._exchange("split", f"{color:d}".encode(), timeout_s)
         members = tuple(rank for rank, other in enumerate(colors) if int(other) == color)
         return self._go_through(lambda: self._subgroup(members, deadline), timeout_s)
 
@@ -171,9 +178,10 @@ class CheckedGroup(RankGroup, abc.ABC):
         """Leave a mark and return those that the others left in time.
 
         Raises:
-            ContractError: `timeout_s` is no time.
+            ContractError: `mark` is no str, or `timeout_s` is no time.
             InvalidTransitionError: The group was closed or renewed.
         """
+        _check_type("roll_call", "a mark of str", mark, str)
         self._health.admit_recovery("roll_call")
         if self._successor is not None:
             # The others are there by now.
@@ -317,11 +325,24 @@ def deadline_after(call: str, timeout_s: float) -> float:
     Raises:
         ContractError: The timeout is negative, too long or no number.
     """
+    _check_type(call, "a timeout in seconds", timeout_s, (int, float))
     if not 0 <= timeout_s <= MAX_TIMEOUT_S:
         raise ContractError(
             f"{call}: expected a timeout of 0..{MAX_TIMEOUT_S:g} s, got {timeout_s}"
         )
     return time.monotonic() + timeout_s
+
+
+def _check_type(call: str, expected: str, given: object, kinds: type | tuple[type, ...]) -> None:
+    """Return if an argument is of its type: what is found out in a collective breaks the group.
+
+    Raises:
+        ContractError: It is of another one.
+    """
+    if not isinstance(given, kinds):
+        raise ContractError(
+            f"{call}: expected {expected}, got {type(given).__name__} {reprlib.repr(given)}"
+        )
 
 
 def agree_on_call(calls: Sequence[str]) -> None:

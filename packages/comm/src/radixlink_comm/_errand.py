@@ -7,6 +7,8 @@ import time
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, TypeVar
 
+from radixlink_comm._health import CollectiveError
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -28,7 +30,11 @@ class Errands:
         self._threads: list[threading.Thread] = []
 
     def send(self, call: Callable[[], _Result]) -> Future[_Result]:
-        """Start a call; `result(timeout_s)` waits for it, and may be asked again."""
+        """Start a call; `result(timeout_s)` waits for it, and may be asked again.
+
+        Raises:
+            CollectiveError: No thread can be had; the call was not begun.
+        """
         future: Future[_Result] = Future()
 
         def run() -> None:
@@ -40,7 +46,10 @@ class Errands:
                 future.set_result(result)
 
         thread = threading.Thread(target=run, name="radixlink-errand", daemon=True)
-        thread.start()
+        try:
+            thread.start()
+        except RuntimeError as error:
+            raise CollectiveError(f"no thread can be had on this rank: {error}") from error
         self._threads = [other for other in self._threads if other.is_alive()]
         self._threads.append(thread)
         return future

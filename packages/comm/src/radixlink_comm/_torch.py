@@ -200,9 +200,12 @@ class TorchGroup(CheckedGroup):
 
     @override
     def _marks(self, kind: MarkKind, mark: str, deadline: float) -> dict[int, str]:
-        if kind is MarkKind.RENEWING and self._renewal is not None:
-            return self._renewal.place.marks(kind, mark, deadline)
-        return self._place.marks(kind, mark, deadline)
+        if kind is not MarkKind.RENEWING:
+            return self._place.marks(kind, mark, deadline)
+        if self._renewal is None:
+            # No thread went there. The others would take a mark for one that connects to them.
+            return {self._rank: mark}
+        return self._renewal.place.marks(kind, mark, deadline)
 
     @override
     def _release(self) -> None:
@@ -251,7 +254,9 @@ class TorchGroup(CheckedGroup):
             CollectiveError: A rank gave up.
         """
         if self._asked is None:
-            self._asked = self._place.errands.send(self._place.gave_up)
+            # Where no thread can be had for it, the next look-out tries again.
+            with contextlib.suppress(CollectiveError):
+                self._asked = self._place.errands.send(self._place.gave_up)
         elif self._asked.done():
             answer, self._asked = self._asked, None
             if answer.exception() is None and answer.result():
@@ -305,7 +310,7 @@ class _Place:
                     return
                 time.sleep(POLL_S)
 
-        # What was found until then is the answer, also where the store gave none.
+        # What was found until then is the answer, also where the store gave none, or nobody asked it.
         with contextlib.suppress(CollectiveError):
             _result(self.errands.send(ask), deadline)
         return dict(found)
@@ -321,7 +326,11 @@ class _Rendezvous:
 
     @classmethod
     def begin(cls, place: _Place, mark: str) -> Self:
-        """Go there: local."""
+        """Go there: local.
+
+        Raises:
+            CollectiveError: No thread can be had to go there, so this rank left no mark.
+        """
         given_up = threading.Event()
         return cls(place, given_up, place.errands.send(lambda: place.connect(mark, given_up)))
 
