@@ -21,7 +21,11 @@ from radixlink_contracts import (
     PoolName,
     Staging,
 )
-from radixlink_contracts.errors import ContractError, TransferTimeoutError
+from radixlink_contracts.errors import (
+    BackendUnavailableError,
+    ContractError,
+    TransferTimeoutError,
+)
 from radixlink_linker import StoreLinker, StoreLinkerSettings, ThreadExecutor
 from radixlink_pools import CpuCopier, DevicePoolEntry, DevicePoolGroup
 from radixlink_sglang._bridge import Bridge
@@ -138,9 +142,9 @@ class Rank:
         self._recorded = 0
         self.executor = ThreadExecutor()
         settings = LinkerConfig.of_json(config)
-        ready = ReadyPools(DevicePoolGroup([self.pool]))
+        self.ready = ReadyPools(DevicePoolGroup([self.pool]))
         linker = StoreLinker(
-            pools=ready,
+            pools=self.ready,
             stores=[(self.pool, self.store)],
             copier=self.copier,
             settings=StoreLinkerSettings(
@@ -153,7 +157,7 @@ class Rank:
         self.bridge = Bridge(
             linker=linker,
             gate=self.gate,
-            ready=ready,
+            ready=self.ready,
             record_ready=self._record,
             stored_elsewhere=stored_elsewhere,
             executor=self.executor,
@@ -448,6 +452,81 @@ def test_after_a_reset_nothing_of_before_is_answered(rank: Rank) -> None:
     assert rank.bridge.start_layer_wise_loading() == NO_BATCH
     assert rank.offload([3], 7)
     assert rank.bridge.num_completed_offloads() == 0
+
+
+def refused(*_: object) -> bool:
+    raise BackendUnavailableError("the store hangs", transient=True)
+
+
+def test_refused_offloads_leave_no_event_behind(
+    rank: Rank, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rank.store.plan(Fault(StoreCall.PUT, FaultKind.LATE, count=1))
+    rank.bridge.offload([transfer([0])])
+    assert rank.store.waiting.wait(_WAIT_S)
+    rank.bridge.offload([transfer([1])])
+    for answer in (refused, lambda *_: False):
+        with monkeypatch.context() as patched:
+            patched.setattr(rank.bridge._linker, "offload", answer)
+            rank.bridge.offload([transfer([2])])
+    # What the second one waits for is there still.
+    assert len(rank.ready._events) == 1
+    rank.store.release()
+    rank.wait_for_offloads(4)
+    assert [rank.bridge.pop_completed_offload() for _ in range(4)] == [True, True, False, False]
+    assert rank.waited == ["event 1", "event 2"]
+
+
+def test_a_batch_of_refused_loads_leaves_no_event_behind(
+    rank: Rank, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rank.bridge._linker, "load", refused)
+    assert rank.bridge.load("r", [transfer([0])])
+    assert not rank.bridge.finish_layer_wise_loading(rank.bridge.start_layer_wise_loading())
+    assert len(rank.ready._events) == 0
+
+
+def test_where_no_event_can_be_recorded_an_offload_and_a_batch_fail_and_the_next_do_not(
+    rank: Rank, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def record() -> list[Event]:
+        message = "CUDA error: out of memory"
+        raise RuntimeError(message)
+
+    assert rank.offload([0], 7)
+    assert rank.offload([1], 9)
+    rank.fill(range(NUM_PAGES), EMPTY)
+    with monkeypatch.context() as patched:
+        patched.setattr(rank.bridge, "_record_ready", record)
+        assert not rank.offload([2], 7)
+        assert rank.bridge.load("r", [transfer([0])])
+        batch = rank.bridge.start_layer_wise_loading()
+        assert batch != NO_BATCH
+        assert not rank.bridge.finish_layer_wise_loading(batch)
+    assert rank.bridge.load("r", [transfer([1])])
+    assert rank.bridge.finish_layer_wise_loading(rank.bridge.start_layer_wise_loading())
+    assert rank.holds([1], 9)
+    # The load that failed is not a part of the next batch.
+    assert rank.holds([0], EMPTY)
+
+
+def test_of_a_batch_that_is_not_known_nothing_landed(rank: Rank) -> None:
+    assert rank.offload([0], 7)
+    assert not rank.bridge.finish_layer_wise_loading(0)
+    rank.bridge.load("r", [transfer([0])])
+    batch = rank.bridge.start_layer_wise_loading()
+    assert rank.bridge.finish_layer_wise_loading(batch)
+    for unknown in (batch, batch + 1, NO_BATCH - 1):
+        assert not rank.bridge.finish_layer_wise_loading(unknown)
+    assert rank.bridge.finish_layer_wise_loading(NO_BATCH)
+
+
+def test_of_a_batch_that_a_reset_dropped_nothing_landed(rank: Rank) -> None:
+    assert rank.offload([0], 7)
+    rank.bridge.load("r", [transfer([0])])
+    batch = rank.bridge.start_layer_wise_loading()
+    rank.bridge.reset()
+    assert not rank.bridge.finish_layer_wise_loading(batch)
 
 
 def test_where_no_thread_can_be_had_for_a_lookup_it_is_a_miss(

@@ -20,7 +20,13 @@ from packages.sglang.tests.sglang_engine import (
 )
 from packages.sglang.tests.sglang_import import part
 
+from radixlink_contracts.errors import (
+    InvalidTransitionError,
+    StaleHandleError,
+    TransferTimeoutError,
+)
 from radixlink_testing.faults import Fault, FaultKind, StoreCall
+from radixlink_testing.pages import page_keys
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -299,3 +305,23 @@ def test_a_load_that_cannot_be_queued_is_a_verdict_not_another_branch(tmp_path: 
         engine.linker._linker.close()
         assert [one.aborted for one in engine.serve(LONGER)] == [True]
         engine.forget()
+
+
+def test_a_linker_whose_copy_does_not_end_releases_all_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def reset() -> None:
+        raise TransferTimeoutError("reset: the copy still runs", direction="load", pages=1)
+
+    with SglangEngine(hooked(tmp_path)) as engine:
+        (store,) = hooked_store.opened()
+        with monkeypatch.context() as patched:
+            patched.setattr(engine.linker._linker, "reset", reset)
+            with pytest.raises(TransferTimeoutError, match="the copy still runs"):
+                engine.linker.close()
+        with pytest.raises(StaleHandleError):
+            store.contains(page_keys([1]))
+        with pytest.raises(InvalidTransitionError, match="got a task after close"):
+            engine.linker._executor.submit(list)
+        # The copy has ended: it is closed like any other.
+        engine.linker.close()

@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 import torch
+from packages.sglang.tests import hooked_store
 from packages.sglang.tests.sglang_engine import Kind, SglangEngine, linker_config
 from packages.sglang.tests.sglang_import import part
 
 from radixlink_contracts import ComponentType, PoolName
-from radixlink_contracts.errors import CapacityError, ContractError, IdentityError
+from radixlink_contracts.errors import CapacityError, ContractError, IdentityError, StaleHandleError
 from radixlink_sglang._pools import engine_pools
 from radixlink_sglang.errors import LinkerConfigError, UnsupportedEngineError
+from radixlink_testing.pages import page_keys
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -24,9 +26,10 @@ if TYPE_CHECKING:
     ("extra", "message"),
     [
         ({"colour": 1}, r"got \['colour'\] too"),
-        ({"capacity_bytes": "1G"}, "expected capacity_bytes to be a int, got '1G'"),
-        ({"capacity_bytes": True}, "expected capacity_bytes to be a int, got True"),
+        ({"capacity_bytes": "1G"}, "expected capacity_bytes to be an int, got '1G'"),
+        ({"capacity_bytes": True}, "expected capacity_bytes to be an int, got True"),
         ({"lease_s": 0}, "expected lease_s above 0, got 0"),
+        ({"load_timeout_s": 2e6}, "expected load_timeout_s of at most 1e\\+06 s, got 2000000.0"),
         ({"revision": ""}, "expected revision"),
         ({"store": "punched-cards"}, "expected store to be one of the installed"),
         ({"store": "os:sep"}, "to name a callable in os, got '/'"),
@@ -141,6 +144,26 @@ def test_two_formats_of_one_width_have_different_identities(tmp_path: Path) -> N
             assert found.group.pool(PoolName.KV).range_bytes == (32,) * 4
             identities.add(found.identity(model="m", revision="1", page_size=4))
         assert {identity.dtype for identity in identities} == {"float8_e4m3fn", "float8_e5m2"}
+
+
+def test_a_linker_that_is_not_made_leaves_no_store_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(counter: object) -> None:
+        message = "no counter is taken"
+        raise RuntimeError(message)
+
+    config = linker_config(hooked_store.NAME, str(tmp_path / "store"))
+    with SglangEngine(config, kind=Kind.STATES) as engine:
+        with monkeypatch.context() as patched:
+            patched.setattr(engine.requests, "register_layer_transfer_counter", refuse)
+            with pytest.raises(RuntimeError, match="no counter is taken"):
+                engine.make_linker()
+        stores = hooked_store.opened()
+        assert {store.layout.pool for store in stores} == {PoolName.KV, PoolName.MAMBA}
+        for store in stores:
+            with pytest.raises(StaleHandleError):
+                store.contains(page_keys([1]))
 
 
 def test_the_revision_may_be_sglangs_own(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from radixlink_contracts import (
     LoadMode,
@@ -49,6 +49,8 @@ if TYPE_CHECKING:
     from radixlink_sglang._config import LinkerConfig
     from radixlink_sglang._engine import EngineEvent, EngineTransfer
     from radixlink_sglang._ready_pools import ReadyPools
+
+_Taken = TypeVar("_Taken")
 
 _LOG: Final = logging.getLogger(__name__)
 
@@ -148,9 +150,8 @@ class Bridge:
             return NO_BATCH
         operations = tuple(self._queued.values())
         self._queued.clear()
-        self._ready.record(self._record_ready())
         try:
-            batch = self._linker.start_layer_wise_loading()
+            batch = self._when_ready(self._linker.start_layer_wise_loading, refused=None)
         except Exception as error:  # noqa: BLE001 -- as in `_hand_over`
             batch = None
             for operation in operations:
@@ -163,10 +164,18 @@ class Bridge:
     def finish_layer_wise_loading(self, number: int) -> bool:
         """Return when the loads of a batch touch no slot any more; True when all of them landed.
 
+        Of a batch that is not known (it was finished, or a reset dropped it) nobody can say that
+        anything landed. -1 is none, of which nothing is missing.
+
         Raises:
             TransferTimeoutError: A copy goes on and on, so that its slots cannot be given back.
         """
-        operations = self._batches.pop(number, ())
+        if number == NO_BATCH:
+            return True
+        operations = self._batches.pop(number, None)
+        if operations is None:
+            _LOG.warning("finish_layer_wise_loading: expected a started batch, got %d", number)
+            return False
         in_time = self._linker.finish_layer_wise_loading(self._gate.forget(number))
         self._drain()
         if not in_time:
@@ -206,10 +215,7 @@ class Bridge:
         elif len(self._offloads) > self._config.max_offloads:
             operation.end(Outcome.FAILED, quiesced=True, why="too many are on their way")
         else:
-            self._ready.record(self._record_ready())
-            self._hand_over(
-                operation, lambda: self._linker.offload(operation.ticket, operation.transfers)
-            )
+            self._hand_over(operation, lambda: self._offload_when_ready(operation))
         return True
 
     def num_completed_offloads(self) -> int:
@@ -287,6 +293,29 @@ class Bridge:
             self._operations[operation.ticket.op] = operation
         else:
             operation.end(Outcome.FAILED, quiesced=True, why=why)
+
+    def _offload_when_ready(self, operation: Operation) -> bool:
+        """Whether our linker takes an offload."""
+        return self._when_ready(
+            lambda: self._linker.offload(operation.ticket, operation.transfers), refused=False
+        )
+
+    def _when_ready(self, take: Callable[[], _Taken], *, refused: _Taken) -> _Taken:
+        """What our linker says when it is handed slots that SGLang's streams still use.
+
+        It may look at them at once, so the events are there before. Where it takes no slots nothing
+        would ever wait for the events, so they go again.
+        """
+        events = tuple(self._record_ready())
+        self._ready.record(events)
+        try:
+            taken = take()
+        except Exception:
+            self._ready.drop(events)
+            raise
+        if taken is refused:
+            self._ready.drop(events)
+        return taken
 
     def _drain(self) -> None:
         """Note how operations ended."""

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Self, cast
+from collections.abc import Mapping
+from typing import Any, Final, Self, cast
 
 import attrs
 
 from radixlink_sglang.errors import LinkerConfigError
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+MAX_TIMEOUT_S: Final = 1e6
+"""Eleven days: what `StoreLinkerSettings` and the waits of threads take; a longer one raises, in the
+middle of a match."""
+
+_KINDS: Final[Mapping[type, str]] = {str: "a string", int: "an int", float: "a number"}
+"""What a field's type is called."""
 
 
 @attrs.frozen(kw_only=True)
@@ -58,34 +63,44 @@ class LinkerConfig:
     max_offloads: int = 256
 
     @classmethod
-    def of_json(cls, value: Mapping[str, object]) -> Self:
+    def of_json(cls, value: object) -> Self:
         """The configuration in what came out of JSON.
 
         Raises:
-            LinkerConfigError: A field is not known, or is not of its type, or no number above 0.
+            LinkerConfigError: It is no object; or a field is not known, is not of its type, is no
+                number above 0, or is a time of more than `MAX_TIMEOUT_S`.
         """
-        kinds = {name: type(default) for name, default in _defaults(cls).items()}
-        unknown = sorted(value.keys() - kinds.keys())
+        if not isinstance(value, Mapping):
+            raise LinkerConfigError(f"linker_extra_config: expected an object, got {value!r}")
+        defaults = attrs.asdict(cls())
+        unknown = sorted(value.keys() - defaults.keys())
         if unknown:
             raise LinkerConfigError(
-                f"linker_extra_config: expected some of {sorted(kinds)}, got {unknown} too"
+                f"linker_extra_config: expected some of {sorted(defaults)}, got {unknown} too"
             )
-        fields: dict[str, str | int | float] = {}
-        for name, given in value.items():
-            kind = kinds[name]
-            right = isinstance(given, (int, float) if kind is float else kind)
-            if isinstance(given, bool) or not right or not isinstance(given, (str, int, float)):
-                raise LinkerConfigError(
-                    f"linker_extra_config: expected {name} to be a {kind.__name__}, got {given!r}"
-                )
-            if not isinstance(given, str) and not given > 0:
-                raise LinkerConfigError(
-                    f"linker_extra_config: expected {name} above 0, got {given!r}"
-                )
-            fields[name] = given
+        fields = {name: _checked(name, given, defaults[name]) for name, given in value.items()}
         return attrs.evolve(cls(), **cast("dict[str, Any]", fields))
 
 
-def _defaults(kind: type[LinkerConfig]) -> dict[str, object]:
-    """Each field's default, which is of the field's type."""
-    return attrs.asdict(kind())
+def _checked(name: str, given: object, default: object) -> str | int | float:
+    """The value of a field, as it was given.
+
+    Raises:
+        LinkerConfigError: It is not of the default's type, or out of range.
+    """
+    kind = type(default)
+    right = isinstance(given, (int, float) if kind is float else kind)
+    if isinstance(given, bool) or not right or not isinstance(given, (str, int, float)):
+        raise LinkerConfigError(
+            f"linker_extra_config: expected {name} to be {_KINDS[kind]}, got {given!r}"
+        )
+    if isinstance(given, str):
+        return given
+    # What is no number is above nothing.
+    if not given > 0:
+        raise LinkerConfigError(f"linker_extra_config: expected {name} above 0, got {given!r}")
+    if name.endswith("_s") and given > MAX_TIMEOUT_S:
+        raise LinkerConfigError(
+            f"linker_extra_config: expected {name} of at most {MAX_TIMEOUT_S:g} s, got {given!r}"
+        )
+    return given

@@ -18,7 +18,7 @@ from typing_extensions import override
 from radixlink_contracts import PoolGroup
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Collection, Iterable, Sequence
 
     from radixlink_contracts import DevicePool, PoolName, PoolTransfer
     from radixlink_sglang._engine import EngineEvent
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 class ReadyPools(PoolGroup):
     """Another group, whose transfers are resolved when their slots are ready.
 
-    Thread: `record` the scheduler's; `resolve` any.
+    Thread: `record` and `drop` the scheduler's; `resolve` any.
     """
 
     def __init__(self, group: PoolGroup) -> None:
@@ -40,6 +40,13 @@ class ReadyPools(PoolGroup):
         """What is resolved from now on is ready when these have come."""
         with self._mutex:
             self._events.extend(events)
+
+    def drop(self, events: Collection[EngineEvent]) -> None:
+        """Nobody waits for these any more: no slots were handed over with them."""
+        with self._mutex:
+            kept = [event for event in self._events if not any(event is one for one in events)]
+            self._events.clear()
+            self._events.extend(kept)
 
     @property
     @override
@@ -72,6 +79,6 @@ class ReadyPools(PoolGroup):
                 event = self._events[0]
             event.synchronize()
             with self._mutex:
-                # `resolve` of another thread may have waited for the same one.
+                # `resolve` of another thread may have waited for the same one, or it was dropped.
                 if self._events and self._events[0] is event:
                     self._events.popleft()

@@ -5,6 +5,7 @@ The only module here that imports SGLang; SGLang imports it by `linker_module_pa
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Final, cast
 
@@ -81,7 +82,7 @@ class RadixlinkLinker(UnifiedCacheLinker):  # type: ignore[misc]  # SGLang is no
             LinkError: The store cannot be opened; its message says why.
         """
         _check_version()
-        config = LinkerConfig.of_json(extra_config or {})
+        config = LinkerConfig.of_json({} if extra_config is None else extra_config)
         identity_of = _named_weights(server_args, config)
         self.forward_stream = forward_stream
         rank, num_ranks = _place_of(params)
@@ -91,46 +92,43 @@ class RadixlinkLinker(UnifiedCacheLinker):  # type: ignore[misc]  # SGLang is no
         )
         ready = ReadyPools(pools.group)
         copier = _copier(pools.device)
-        self._stores = store_factory(config)
-        try:
-            linker = StoreLinker(
+        with ExitStack() as opened:
+            self._stores = store_factory(config)
+            opened.callback(self._stores.close)
+            self._linker = StoreLinker(
                 pools=ready,
                 stores=_opened(self._stores, pools, identity, Shard(index=rank, count=num_ranks)),
                 copier=copier,
-                settings=StoreLinkerSettings(
-                    staging_bytes=config.staging_bytes,
-                    lease_s=config.lease_s,
-                    copy_timeout_s=config.copy_timeout_s,
-                    layer_timeout_s=config.load_timeout_s,
-                    quiesce_timeout_s=config.quiesce_timeout_s,
-                    # A call that is slow, and not too slow for its batch, fails nobody behind it.
-                    hang_s=config.load_timeout_s,
-                ),
+                settings=_linker_settings(config),
             )
-        except BaseException:
-            self._stores.close()
-            raise
-        #: SGLang reads these two.
-        self.layer_done_counter = LayerGate(linker.layer_done_counter, pools.group.num_layers)
-        self.pools = {EnginePoolName(name.value): pools.group.pool(name) for name in linker.pools}
-        self._executor = ThreadExecutor()
-        self._linker = linker
-        self._bridge = Bridge(
-            linker=linker,
-            gate=self.layer_done_counter,
-            ready=ready,
-            record_ready=self._record_ready,
-            stored_elsewhere=[
-                name for name in pools.group.pools if rank and pools.group.pool(name).replicated
-            ],
-            executor=self._executor,
-            clock=MonotonicClock(),
-            config=config,
-        )
-        if PoolName.MAMBA in linker.pools:
-            # SGLang registers the counter with the KV pool alone.
-            states = cast("StateSource", params.req_to_token_pool)
-            states.register_layer_transfer_counter(self.layer_done_counter)
+            opened.callback(self._linker.close)
+            #: SGLang reads these two.
+            self.layer_done_counter = LayerGate(
+                self._linker.layer_done_counter, pools.group.num_layers
+            )
+            self.pools = {
+                EnginePoolName(name.value): pools.group.pool(name) for name in self._linker.pools
+            }
+            self._executor = ThreadExecutor()
+            opened.callback(self._executor.close)
+            self._bridge = Bridge(
+                linker=self._linker,
+                gate=self.layer_done_counter,
+                ready=ready,
+                record_ready=self._record_ready,
+                stored_elsewhere=[
+                    name for name in pools.group.pools if rank and pools.group.pool(name).replicated
+                ],
+                executor=self._executor,
+                clock=MonotonicClock(),
+                config=config,
+            )
+            if PoolName.MAMBA in self._linker.pools:
+                # SGLang registers the counter with the KV pool alone.
+                states = cast("StateSource", params.req_to_token_pool)
+                states.register_layer_transfer_counter(self.layer_done_counter)
+            # All is made: `close` closes it from here on.
+            opened.pop_all()
 
     @override
     def lookup(self, rid: str, transfers: list[EngineTransfer]) -> list[int]:
@@ -180,10 +178,15 @@ class RadixlinkLinker(UnifiedCacheLinker):  # type: ignore[misc]  # SGLang is no
 
     @override
     def close(self) -> None:
-        """`reset`, and release everything. Idempotent."""
-        self._bridge.close()
-        self._executor.close()
-        self._stores.close()
+        """`reset`, and release everything. Idempotent.
+
+        Raises:
+            TransferTimeoutError: A copy did not end; all else is released. It may be called again.
+        """
+        with ExitStack() as last_first:
+            last_first.callback(self._stores.close)
+            last_first.callback(self._executor.close)
+            last_first.callback(self._bridge.close)
 
     @property
     def counters(self) -> StoreLinkerCounters:
@@ -193,6 +196,19 @@ class RadixlinkLinker(UnifiedCacheLinker):  # type: ignore[misc]  # SGLang is no
     def _record_ready(self) -> Sequence[EngineEvent]:
         """The events after which slots that SGLang hands over are ready."""
         return cast("Sequence[EngineEvent]", self.record_offload_ready())
+
+
+def _linker_settings(config: LinkerConfig) -> StoreLinkerSettings:
+    """What a configuration says to `StoreLinker`."""
+    return StoreLinkerSettings(
+        staging_bytes=config.staging_bytes,
+        lease_s=config.lease_s,
+        copy_timeout_s=config.copy_timeout_s,
+        layer_timeout_s=config.load_timeout_s,
+        quiesce_timeout_s=config.quiesce_timeout_s,
+        # A call that is slow, and not too slow for its batch, fails nobody behind it.
+        hang_s=config.load_timeout_s,
+    )
 
 
 def _check_version() -> None:
