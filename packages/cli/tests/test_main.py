@@ -12,6 +12,8 @@ from radixlink_contracts import StoreConfig
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from radixlink.demo import DemoOptions
+
 
 @pytest.fixture(autouse=True)
 def own_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -33,6 +35,8 @@ def refuse_to_launch(*_: object) -> None:
         (["--report", "."], 11, "--report .: cannot be written"),
         (["--tokens", "20000"], 2, "--tokens 20000: the longest conversation would have"),
         (["--turns", "400"], 2, "takes at most 32768"),
+        (["--turns", "1000000000000"], 2, "takes at most 32768"),
+        (["--tokens", "1" + 20 * "0"], 2, "takes at most 32768"),
     ],
 )
 def test_what_cannot_work_is_refused_before_anything_is_launched(
@@ -96,6 +100,32 @@ def test_wrong_arguments_exit_with_2(arguments: list[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(arguments)
     assert ended.value.code == 2
+
+
+@pytest.mark.parametrize("option", ["--turns", "--tokens"])
+@pytest.mark.parametrize("typed", ["abc", "1", "2.5", ""])
+def test_a_number_that_is_none_is_told_with_what_is_expected(
+    option: str, typed: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["demo", option, typed])
+    told = capsys.readouterr().err
+    assert f"argument {option}: expected a whole number of 2 or more, got " in told
+    assert typed in told
+
+
+def test_the_location_of_a_store_is_passed_on_as_it_was_typed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[DemoOptions] = []
+
+    def run_demo(options: DemoOptions) -> int:
+        asked.append(options)
+        return 0
+
+    monkeypatch.setattr("radixlink.demo.run_demo", run_demo)
+    assert main(["demo", "--store", "redis", "--store-dir", "redis://host:1/0"]) == 0
+    assert asked[0].store_dir == "redis://host:1/0"
 
 
 def test_a_store_that_is_not_installed_names_those_that_are() -> None:

@@ -17,8 +17,10 @@ from radixlink.demo._messages import (
 from radixlink.errors import ReplicaError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from pathlib import Path
+
+    from radixlink.demo._messages import Ended
 
 
 @pytest.fixture
@@ -37,7 +39,7 @@ def ends(tmp_path: Path) -> Iterator[tuple[Channel, Channel]]:
 
     thread = threading.Thread(target=connect)
     thread.start()
-    hello, command = switchboard.accept(5.0, lambda: None)
+    hello, command = switchboard.accept(5.0, lambda _: None)
     thread.join()
     assert hello == Hello(index=1, pid=42)
     yield command, found[0]
@@ -47,12 +49,12 @@ def ends(tmp_path: Path) -> Iterator[tuple[Channel, Channel]]:
 
 
 def expect_ready(
-    channel: Channel, *, timeout_s: float = 5.0, alive: Callable[[], str | None] = lambda: None
+    channel: Channel, *, timeout_s: float = 5.0, ended: Ended = lambda _: None
 ) -> list[str]:
     """Wait for `Ready`, and return the notes on the way."""
     notes: list[str] = []
     channel.expect(
-        Ready, timeout_s=timeout_s, alive=alive, on_note=notes.append, waiting_for="a test"
+        Ready, timeout_s=timeout_s, ended=ended, on_note=notes.append, waiting_for="a test"
     )
     return notes
 
@@ -77,7 +79,17 @@ def test_a_replica_that_hangs_up_is_an_error_that_says_why(ends: tuple[Channel, 
     command, replica = ends
     replica.close()
     with pytest.raises(ReplicaError, match=r"waiting for a test: .*exit code 3"):
-        expect_ready(command, alive=lambda: "it ended with exit code 3")
+        expect_ready(command, ended=lambda _: "it ended with exit code 3")
+
+
+def test_the_exit_code_of_a_replica_that_hangs_up_is_waited_for(
+    ends: tuple[Channel, Channel],
+) -> None:
+    """A process hangs up a moment before its exit code is known: who does not wait is told of none."""
+    command, replica = ends
+    replica.close()
+    with pytest.raises(ReplicaError, match="exit code 3"):
+        expect_ready(command, ended=lambda within_s: "exit code 3" if within_s > 1.0 else None)
 
 
 def test_a_silent_replica_is_given_up_at_the_deadline(ends: tuple[Channel, Channel]) -> None:
@@ -88,7 +100,7 @@ def test_a_silent_replica_is_given_up_at_the_deadline(ends: tuple[Channel, Chann
 def test_nobody_connecting_is_an_error_at_the_deadline(tmp_path: Path) -> None:
     switchboard = Switchboard(tmp_path / "s")
     with pytest.raises(ReplicaError, match=r"no replica connected within 0.3 s"):
-        switchboard.accept(0.3, lambda: None)
+        switchboard.accept(0.3, lambda _: None)
     switchboard.close()
     assert not (tmp_path / "s").exists()
 
@@ -96,5 +108,5 @@ def test_nobody_connecting_is_an_error_at_the_deadline(tmp_path: Path) -> None:
 def test_a_replica_that_ends_before_it_connects_is_an_error(tmp_path: Path) -> None:
     switchboard = Switchboard(tmp_path / "s")
     with pytest.raises(ReplicaError, match="ended before it was ready: no such module"):
-        switchboard.accept(30.0, lambda: "no such module")
+        switchboard.accept(30.0, lambda _: "no such module")
     switchboard.close()

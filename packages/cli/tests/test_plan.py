@@ -3,6 +3,8 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+import pytest
+
 from radixlink.demo._plan import REPLICAS, Transcript, longest_transcript, turns
 from radixlink.demo.conversations import Conversation
 
@@ -55,9 +57,10 @@ def test_each_prompt_extends_the_one_before_and_its_answer() -> None:
     assert CharacterCodec().decode(second).endswith("Question: When?\nAnswer:")
 
 
-def test_longest_transcript_holds_every_prompt_and_answer() -> None:
+@pytest.mark.parametrize("num_turns", [2, 4, 5])
+def test_longest_transcript_holds_every_prompt_and_answer(num_turns: int) -> None:
     codec = CharacterCodec()
-    num_turns, tokens_per_turn = 5, 7
+    tokens_per_turn = 7
     longest = longest_transcript([CONVERSATION], codec, num_turns, tokens_per_turn)
     transcript = Transcript(CONVERSATION, codec)
     lengths = []
@@ -65,3 +68,11 @@ def test_longest_transcript_holds_every_prompt_and_answer() -> None:
         lengths.append(len(transcript.ask(number)) + tokens_per_turn)
         transcript.answer([1] * tokens_per_turn)
     assert longest == max(lengths)
+
+
+def test_length_of_a_transcript_that_nobody_could_hold_is_known() -> None:
+    codec = CharacterCodec()
+    two_turns = longest_transcript([CONVERSATION], codec, 2, 0)
+    document = len(codec.encode(CONVERSATION.document))
+    many = longest_transcript([CONVERSATION], codec, 2 * 10**30, 10**20)
+    assert many == document + 10**30 * (two_turns - document) + 2 * 10**30 * 10**20

@@ -12,7 +12,15 @@ from typing import TypeVar
 import attrs
 import pytest
 
-from radixlink.demo._messages import Ask, Ready, ReplicaSpec, Stop, Switchboard, TurnFigures
+from radixlink.demo._messages import (
+    Ask,
+    Ready,
+    ReplicaSpec,
+    Stop,
+    Stopped,
+    Switchboard,
+    TurnFigures,
+)
 from radixlink.demo._replica import main
 from radixlink.errors import ReplicaError
 from radixlink.models import PreparedModel, prepare_model
@@ -49,7 +57,7 @@ class RunningReplica:
         self.notes: list[str] = []
         self._thread = threading.Thread(target=self._run, args=[switchboard.path])
         self._thread.start()
-        _, self.channel = switchboard.accept(30.0, lambda: None)
+        _, self.channel = switchboard.accept(30.0, lambda _: None)
         switchboard.close()
         self.channel.send(spec)
 
@@ -60,7 +68,7 @@ class RunningReplica:
         return self.channel.expect(
             kind,
             timeout_s=30.0,
-            alive=lambda: None,
+            ended=lambda _: None,
             on_note=self.notes.append,
             waiting_for="a test",
         )
@@ -105,6 +113,36 @@ def test_a_kind_of_model_that_is_not_known_is_the_models_fault(
     assert failure(tmp_path, attrs.evolve(spec, model_dir=str(other))).exit_code == 3
 
 
+def test_what_nobody_foresaw_is_told_with_where_it_happened(
+    tmp_path: Path, spec: ReplicaSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def load_model(_: str) -> None:
+        raise AttributeError("'GPT2Model' object has no attribute 'layers'")
+
+    monkeypatch.setattr("radixlink.demo._replica.load_model", load_model)
+    error = failure(tmp_path, spec)
+    assert error.exit_code == 9
+    assert "replica A failed" in str(error)
+    assert "in _load_model" in str(error)
+    assert str(error).endswith("AttributeError: 'GPT2Model' object has no attribute 'layers'")
+
+
+def test_what_is_wrong_at_the_end_is_told(
+    tmp_path: Path, spec: ReplicaSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def close(_: object) -> None:
+        raise RuntimeError("the pages are stuck")
+
+    replica = RunningReplica(tmp_path, spec)
+    replica.expect(Ready)
+    monkeypatch.setattr("radixlink_store.FileStoreFactory.close", close)
+    replica.channel.send(Stop())
+    with pytest.raises(ReplicaError, match="the pages are stuck"):
+        replica.expect(Stopped)
+    replica.end()
+    assert replica.exit_code == 9
+
+
 def test_a_replica_gives_signs_of_life_while_it_decodes(
     tmp_path: Path, spec: ReplicaSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -115,6 +153,7 @@ def test_a_replica_gives_signs_of_life_while_it_decodes(
     replica.channel.send(Ask(request_id="x", prompt=tuple(range(64)), num_tokens=20))
     figures = replica.expect(TurnFigures)
     replica.channel.send(Stop())
+    replica.expect(Stopped)
     replica.end()
     assert replica.exit_code == 0
     assert len(figures.tokens) == 20

@@ -12,6 +12,8 @@ from radixlink.demo._report import (
     MAX_DLOGIT,
     MIN_SPEED_UP,
     DemoReport,
+    RanksFailed,
+    RanksLeftOut,
     RanksReport,
     TurnReport,
     ranks_report,
@@ -20,6 +22,8 @@ from radixlink.errors import ReportError
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from radixlink.demo._report import Ranks
 
 GOOD_FIGURES = TurnFigures(
     prompt_tokens=100,
@@ -50,15 +54,15 @@ def turn(number: int, figures: TurnFigures) -> TurnReport:
     )
 
 
-def report(*figures: TurnFigures, ranks: RanksReport | None = GOOD_RANKS) -> DemoReport:
+def report(*figures: TurnFigures, ranks: Ranks = GOOD_RANKS) -> DemoReport:
     return DemoReport(
         model="tiny",
         model_digest="d",
         store="file",
         turns=tuple(turn(number + 1, some) for number, some in enumerate(figures)),
         ended_pid=6,
+        survivor_end=None,
         ranks=ranks,
-        ranks_skipped="",
         seconds=1.0,
     )
 
@@ -118,6 +122,22 @@ def test_each_wrong_figure_of_the_ranks_is_one_fault(wrong: RanksReport, told: s
     assert told in fault
 
 
+def test_ranks_that_failed_are_a_fault_and_ranks_that_were_left_out_are_none() -> None:
+    failed = report(GOOD_FIGURES, ranks=RanksFailed(failure="mpirun ended with exit code 3"))
+    assert failed.faults() == ["two ranks: mpirun ended with exit code 3"]
+    assert failed.identical
+    assert failed.max_dlogit == GOOD_FIGURES.dlogit
+    left_out = report(GOOD_FIGURES, ranks=RanksLeftOut(why_left_out="no mpirun"))
+    assert left_out.faults() == []
+    assert left_out.summary()[-1].endswith("left out: no mpirun")
+
+
+def test_a_replica_that_did_not_end_well_is_a_fault() -> None:
+    held = attrs.evolve(report(GOOD_FIGURES), survivor_end="replica A ended with exit code -11")
+    (fault,) = held.faults()
+    assert "replica A ended with exit code -11" in fault
+
+
 def test_speed_up_is_the_median_of_the_turns_that_restored() -> None:
     fast = attrs.evolve(GOOD_FIGURES, first_token_s=0.1, without_store_s=2.0)
     slow = attrs.evolve(GOOD_FIGURES, first_token_s=0.1, without_store_s=0.5)
@@ -172,6 +192,19 @@ def test_the_report_is_written_with_all_figures(tmp_path: Path) -> None:
     assert written["turns"][1]["figures"]["restored_tokens"] == 96
     assert written["turns"][0]["figures"]["pages_by_writer"] == {"7": 6}
     assert written["ranks"]["restored_tokens"] == [96, 96]
+
+
+def no_json(constant: str) -> None:
+    pytest.fail(f"{constant} is no JSON")
+
+
+def test_a_report_with_figures_that_are_no_numbers_is_json(tmp_path: Path) -> None:
+    path = tmp_path / "report.json"
+    wrong = attrs.evolve(GOOD_FIGURES, dlogit=math.nan, control_dlogit=math.inf)
+    report(wrong).write(path)
+    written = json.loads(path.read_text(), parse_constant=no_json)
+    assert written["max_dlogit"] == "nan"
+    assert written["turns"][0]["figures"]["control_dlogit"] == "inf"
 
 
 def test_ranks_are_reported_by_rank_and_wrong_if_one_is() -> None:

@@ -81,3 +81,49 @@ def test_a_signal_that_was_ignored_stays_ignored() -> None:
             send(signal.SIGHUP)
     finally:
         signal.signal(signal.SIGHUP, before)
+
+
+def take_two_steps(signals: EndingSignals, done: list[str]) -> None:
+    """Be sent a signal in a step that holds it back, then go on."""
+    with signals.interrupting():
+        with signals.held_back():
+            send(signal.SIGTERM)
+            done.append("the step")
+        done.append("what follows")
+
+
+def test_a_step_that_holds_signals_back_is_done_whole_before_it_is_interrupted() -> None:
+    done: list[str] = []
+    with EndingSignals() as signals:
+        with pytest.raises(KeyboardInterrupt):
+            take_two_steps(signals, done)
+        assert done == ["the step"]
+        send(signal.SIGINT)
+
+
+def fail_while_a_signal_comes(signals: EndingSignals) -> None:
+    """Fail in a step that holds a signal back."""
+    with signals.interrupting(), signals.held_back():
+        send(signal.SIGTERM)
+        raise OSError("no such program")
+
+
+def test_a_step_that_fails_while_a_signal_is_held_back_is_interrupted() -> None:
+    with EndingSignals() as signals, pytest.raises(KeyboardInterrupt):
+        fail_while_a_signal_comes(signals)
+
+
+def test_a_step_without_a_signal_interrupts_nothing() -> None:
+    with EndingSignals() as signals, signals.interrupting():
+        with signals.held_back():
+            pass
+        with pytest.raises(KeyboardInterrupt):
+            send(signal.SIGTERM)
+
+
+def test_a_step_of_the_cleanup_is_not_interrupted_either() -> None:
+    with EndingSignals() as signals:
+        with signals.interrupting():
+            pass
+        with signals.held_back():
+            send(signal.SIGTERM)

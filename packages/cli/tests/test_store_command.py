@@ -208,6 +208,25 @@ def test_place_without_a_store_ends_with_its_exit_code(
     assert "Traceback" not in told
 
 
+@pytest.mark.parametrize("action", ["inspect", "verify", "clear"])
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("none", "none: expected a directory, got a path that does not exist"),
+        ("file", "file: expected a directory, got a path that is a file"),
+        ("file/below", "file/below: expected a directory, got: "),
+    ],
+)
+def test_path_that_is_no_directory_is_told_as_what_it_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], action: str, name: str, told: str
+) -> None:
+    (tmp_path / "file").write_text("no directory")
+    assert main(["store", action, str(tmp_path / name)]) == 7
+    printed = capsys.readouterr().err
+    assert f"store {action} {tmp_path}" in printed
+    assert told in printed
+
+
 @pytest.mark.parametrize("arguments", [[], ["inspect"], ["burn", "."]])
 def test_wrong_arguments_exit_with_2(arguments: list[str]) -> None:
     with pytest.raises(SystemExit) as ended:

@@ -137,8 +137,8 @@ def _add_demo(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     )
     demo.add_argument(
         "--store-dir",
-        type=_path,
-        help="where the store is, kept afterwards (the mpi store is in memory and takes none); "
+        type=_location,
+        help="where the store is, in its own terms, kept afterwards (the mpi store is in memory and takes none); "
         "for mooncake HOST:PORT of a master, or a JSON file of settings; default: a new place that is removed",
     )
     demo.add_argument(
@@ -166,10 +166,22 @@ def _path(text: str) -> Path:
     return Path(text)
 
 
+def _location(text: str) -> str:
+    """A store's location that was typed, as it was: it need not be a path. Nothing at all would be the default."""
+    if not text:
+        msg = "expected a location, got an empty one; leave the option out for the default"
+        raise argparse.ArgumentTypeError(msg)
+    return text
+
+
 def _at_least_two(text: str) -> int:
     """A number of 2 or more."""
-    number = int(text)
+    try:
+        number = int(text)
+    except ValueError as error:
+        msg = f"expected a whole number of 2 or more, got {text!r}"
+        raise argparse.ArgumentTypeError(msg) from error
     if number < 2:  # noqa: PLR2004 -- a turn to store and one to restore
-        msg = f"expected 2 or more, got {number}"
+        msg = f"expected a whole number of 2 or more, got {number}"
         raise argparse.ArgumentTypeError(msg)
     return number

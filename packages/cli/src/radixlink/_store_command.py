@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import stat
 from typing import TYPE_CHECKING, Final, assert_never
 
 import attrs
@@ -41,6 +42,7 @@ def run_store(action: StoreAction, path: Path) -> int:
     Raises:
         StoreError: There is no store at the path, or it cannot be used.
     """
+    _require_directory(action, path)
     try:
         match action:
             case StoreAction.INSPECT:
@@ -56,6 +58,23 @@ def run_store(action: StoreAction, path: Path) -> int:
     for text, _ in told:
         print(text)
     return _SOUND if all(sound for _, sound in told) else _DAMAGED
+
+
+def _require_directory(action: StoreAction, path: Path) -> None:
+    """The path is one of a directory.
+
+    Raises:
+        StoreError: It does not exist, is of something else, or cannot be looked at.
+    """
+    what = f"store {action.value} {path}: expected a directory, got"
+    try:
+        is_directory = stat.S_ISDIR(path.stat().st_mode)
+    except FileNotFoundError as error:
+        raise StoreError(f"{what} a path that does not exist") from error
+    except OSError as error:
+        raise StoreError(f"{what}: {error}") from error
+    if not is_directory:
+        raise StoreError(f"{what} a path that is a file")
 
 
 def _status(found: SegmentStatus | LogStatus | Unreadable) -> tuple[str, bool]:

@@ -5,8 +5,8 @@ A leaf module: every other module of the package may import it, it imports none 
 | code   | what it means                                                                       |
 |--------|-------------------------------------------------------------------------------------|
 | 0      | done, and everything was right                                                      |
-| 1      | a check failed: the demonstration was held to its end, and a figure is not as it should be |
-|        | or `store verify` found damage, or a file of a store cannot be read                 |
+| 1      | a check failed: the demonstration was held to its end and something is not as it    |
+|        | should be, `store verify` found damage, or a file of a store cannot be read         |
 | 2      | wrong arguments, or arguments that the model cannot do (`ArgumentsError`)           |
 | 3 to 6 | the model: see `radixlink.models.errors`                                            |
 | 7      | the store (`StoreError`)                                                            |

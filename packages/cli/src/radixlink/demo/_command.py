@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import attrs
 
 from radixlink._stores import require_store
-from radixlink.demo._messages import Ask, ReplicaSpec, Stop
+from radixlink.demo._messages import Ask, ReplicaSpec
 from radixlink.demo._model_shape import read_shape
 from radixlink.demo._mooncake import start_mooncake
 from radixlink.demo._places import Places, require_store_directory
@@ -17,7 +18,7 @@ from radixlink.demo._plan import REPLICAS, Transcript, longest_transcript, turns
 from radixlink.demo._processes import Processes
 from radixlink.demo._ranks import hold_ranks
 from radixlink.demo._replicas import launch_replicas
-from radixlink.demo._report import DemoReport, TurnReport, header, require_writable
+from radixlink.demo._report import DemoReport, RanksLeftOut, TurnReport, header, require_writable
 from radixlink.demo._signals import EndingSignals
 from radixlink.demo._terminal import print_result, say
 from radixlink.demo.conversations import load_conversations
@@ -26,9 +27,9 @@ from radixlink.models import default_cache_dir, force_offline, load_tokenizer, p
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
     from radixlink.demo._replicas import Replica
+    from radixlink.demo._report import Ranks
     from radixlink.demo.conversations import Conversation
     from radixlink.models import PreparedModel, TextCodec
 
@@ -44,8 +45,8 @@ class DemoOptions:
     Attributes:
         model: A known name or a directory.
         store: Name of an installed store.
-        store_dir: Where the store is to be and to stay; None for the store's own choice, which for the file
-            store is a new place that is removed, and for the Mooncake store a Mooncake that is ended.
+        store_dir: Where the store is to be and to stay, in its own terms; None for the store's own choice, which
+            for the file store is a new place that is removed, and for the Mooncake store a Mooncake that is ended.
         report: Where the figures go.
         max_turns: Turns of each conversation.
         tokens_per_turn: Tokens of each answer.
@@ -54,7 +55,7 @@ class DemoOptions:
 
     model: str
     store: str
-    store_dir: Path | None
+    store_dir: str | None
     report: Path
     max_turns: int
     tokens_per_turn: int
@@ -76,11 +77,11 @@ def run_demo(options: DemoOptions) -> int:
     require_writable(options.report)
     require_store(options.store)
     if options.store == "file" and options.store_dir is not None:
-        require_store_directory(options.store_dir)
+        require_store_directory(Path(options.store_dir))
     with (
         EndingSignals() as signals,
         Places() as places,
-        Processes(places.directory) as processes,
+        Processes(places.directory, signals.held_back) as processes,
         signals.interrupting(),
     ):
         report = _hold(options, processes, places)
@@ -104,16 +105,20 @@ def _hold(options: DemoOptions, processes: Processes, places: Places) -> DemoRep
     if spec.store == "mooncake" and not spec.store_dir:
         spec = attrs.evolve(spec, store_dir=start_mooncake(processes, spec.store_bytes))
     replicas = launch_replicas(spec, processes, places)
-    reports, ended_pid = _converse(options, replicas, conversations, codec)
-    ranks, skipped = hold_ranks(processes, places) if options.ranks else (None, "--no-ranks")
+    survivor, victim = replicas
+    turns_held = _converse(options, replicas, conversations, codec)
+    survivor_end = survivor.stop(alone=options.store != "mpi")
+    ranks: Ranks = RanksLeftOut(why_left_out="--no-ranks")
+    if options.ranks:
+        ranks = hold_ranks(processes, places)
     return DemoReport(
         model=prepared.name,
         model_digest=prepared.digest,
         store=options.store,
-        turns=tuple(reports),
-        ended_pid=ended_pid,
+        turns=tuple(turns_held),
+        ended_pid=victim.pid,
+        survivor_end=survivor_end,
         ranks=ranks,
-        ranks_skipped=skipped,
         seconds=time.monotonic() - started,
     )
 
@@ -141,9 +146,9 @@ def _spec(
     num_pages = -(-longest // _PAGE_SIZE)
     page_bytes = shape.token_bytes * _PAGE_SIZE
     store_bytes = len(conversations) * num_pages * page_bytes * _STORE_SLACK
-    store_dir = options.store_dir
-    if store_dir is None and options.store == "file":
-        store_dir = places.new_store(store_bytes)
+    store_dir = options.store_dir or ""
+    if not store_dir and options.store == "file":
+        store_dir = str(places.new_store(store_bytes))
     return ReplicaSpec(
         model_dir=str(prepared.directory),
         model_name=prepared.name,
@@ -152,7 +157,7 @@ def _spec(
         num_pages=num_pages,
         num_threads=1 if prepared.name == "tiny" else (os.cpu_count() or 1),
         store=options.store,
-        store_dir="" if store_dir is None else str(store_dir),
+        store_dir=store_dir,
         store_bytes=store_bytes,
     )
 
@@ -162,13 +167,9 @@ def _converse(
     replicas: Sequence[Replica],
     conversations: Sequence[Conversation],
     codec: TextCodec,
-) -> tuple[list[TurnReport], int]:
-    """Hold every turn, and end all replicas.
-
-    Returns:
-        The turns, and the process that was killed before the last ones.
-    """
-    survivor, victim = replicas
+) -> list[TurnReport]:
+    """Hold every turn; before the last ones the second replica is killed."""
+    _, victim = replicas
     transcripts = [Transcript(text, codec) for text in conversations]
     print_result(header())
     reports: list[TurnReport] = []
@@ -199,6 +200,4 @@ def _converse(
             )
         )
         print_result(reports[-1].row())
-    survivor.tell(Stop())
-    survivor.wait_for_end()
-    return reports, victim.pid
+    return reports

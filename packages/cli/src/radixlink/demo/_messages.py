@@ -7,7 +7,7 @@ import socket
 import time
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
-from typing import TYPE_CHECKING, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar
 
 import attrs
 
@@ -19,6 +19,12 @@ if TYPE_CHECKING:
 
 _M = TypeVar("_M")
 _POLL_S = 0.2
+
+EXIT_CODE_TIMEOUT_S: Final = 2.0
+"""A process that dies hangs up a moment before its exit code, and the last that it prints, are known."""
+
+Ended: TypeAlias = "Callable[[float], str | None]"
+"""Says why a replica has ended, or None while it runs; waits for its end for so many seconds, at most."""
 
 
 @attrs.frozen(kw_only=True)
@@ -127,6 +133,11 @@ class Stop:
 
 
 @attrs.frozen(kw_only=True)
+class Stopped:
+    """A replica was told to end, and has closed its engine and its store."""
+
+
+@attrs.frozen(kw_only=True)
 class Failed:
     """A replica cannot go on.
 
@@ -139,7 +150,9 @@ class Failed:
     exit_code: int
 
 
-Message: TypeAlias = Hello | ReplicaSpec | Ready | Ask | Note | TurnFigures | Stop | Failed
+Message: TypeAlias = (
+    Hello | ReplicaSpec | Ready | Ask | Note | TurnFigures | Stop | Stopped | Failed
+)
 """Everything that is said."""
 
 
@@ -186,7 +199,7 @@ class Channel:
         kind: type[_M],
         *,
         timeout_s: float,
-        alive: Callable[[], str | None],
+        ended: Ended,
         on_note: Callable[[str], None],
         waiting_for: str,
     ) -> _M:
@@ -195,7 +208,7 @@ class Channel:
         Args:
             kind: The message's class.
             timeout_s: Seconds without any word after which the replica is given up.
-            alive: Says why the replica has ended, or None while it runs.
+            ended: Says why the replica has ended.
             on_note: Gets the text of each note.
             waiting_for: Named in errors.
 
@@ -216,12 +229,12 @@ class Channel:
                         return message
                     continue
             except (EOFError, OSError) as error:
-                why = alive() or "its connection broke"
+                why = ended(EXIT_CODE_TIMEOUT_S) or "its connection broke"
                 msg = f"waiting for {waiting_for}: the replica is gone: {why}"
                 raise ReplicaError(msg) from error
-            ended = alive()
-            if ended is not None and not self._connection.poll(0):
-                msg = f"waiting for {waiting_for}: the replica is gone: {ended}"
+            why_ended = ended(0.0)
+            if why_ended is not None and not self._connection.poll(0):
+                msg = f"waiting for {waiting_for}: the replica is gone: {why_ended}"
                 raise ReplicaError(msg)
             if time.monotonic() > deadline:
                 msg = f"waiting for {waiting_for}: no word for {timeout_s:g} s"
@@ -260,24 +273,24 @@ class Switchboard:
             self._socket.bind(name)
         self._socket.listen()
 
-    def accept(self, timeout_s: float, alive: Callable[[], str | None]) -> tuple[Hello, Channel]:
+    def accept(self, timeout_s: float, ended: Ended) -> tuple[Hello, Channel]:
         """Wait for one replica.
 
         Raises:
             ReplicaError: The processes ended, or nobody came in time.
         """
-        accepted = self._next_connection(timeout_s, alive)
+        accepted = self._next_connection(timeout_s, ended)
         channel = Channel(Connection(accepted.detach()))
         hello = channel.expect(
             Hello,
             timeout_s=timeout_s,
-            alive=alive,
+            ended=ended,
             on_note=lambda _: None,
             waiting_for="a replica's hello",
         )
         return hello, channel
 
-    def _next_connection(self, timeout_s: float, alive: Callable[[], str | None]) -> socket.socket:
+    def _next_connection(self, timeout_s: float, ended: Ended) -> socket.socket:
         """Wait for a connection, as `accept` does."""
         deadline = time.monotonic() + timeout_s
         self._socket.settimeout(_POLL_S)
@@ -285,9 +298,9 @@ class Switchboard:
             try:
                 return self._socket.accept()[0]
             except TimeoutError:
-                ended = alive()
-                if ended is not None:
-                    msg = f"a replica ended before it was ready: {ended}"
+                why_ended = ended(0.0)
+                if why_ended is not None:
+                    msg = f"a replica ended before it was ready: {why_ended}"
                     raise ReplicaError(msg) from None
         msg = f"no replica connected within {timeout_s:g} s"
         raise ReplicaError(msg)

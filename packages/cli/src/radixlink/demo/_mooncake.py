@@ -8,7 +8,7 @@ import socket
 import time
 from typing import TYPE_CHECKING, Final
 
-from radixlink.demo._processes import free_port
+from radixlink.demo._processes import free_ports
 from radixlink.demo._terminal import say
 from radixlink.errors import LaunchError, StoreError
 from radixlink_contracts.errors import BackendUnavailableError
@@ -39,11 +39,11 @@ def start_mooncake(processes: Processes, store_bytes: int) -> str:
         owner_command,
     )
 
-    port, owner_port = free_port(), free_port()
+    port, metrics_port, owner_port = free_ports(3)
     address = f"127.0.0.1:{port}"
     say("starting a mooncake_master and one owner of memory")
     try:
-        master = master_command(port, free_port())
+        master = master_command(port, metrics_port)
         owner = owner_command(address, owner_port, max(SMALLEST_SEGMENT_BYTES, store_bytes))
     except BackendUnavailableError as error:
         raise StoreError(f"--store mooncake: {error}") from error

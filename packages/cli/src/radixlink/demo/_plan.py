@@ -70,7 +70,7 @@ class Transcript:
             The whole prompt.
         """
         question = self._questions[(number - 1) % len(self._questions)]
-        self._tokens += self._codec.encode(f"\n\nQuestion: {question}\nAnswer:")
+        self._tokens += self._codec.encode(_asked(question))
         return tuple(self._tokens)
 
     def answer(self, tokens: Sequence[int]) -> str:
@@ -86,12 +86,23 @@ class Transcript:
 def longest_transcript(
     conversations: Sequence[Conversation], codec: TextCodec, num_turns: int, tokens_per_turn: int
 ) -> int:
-    """Tokens of the longest conversation at its end: what a device pool must hold of one."""
-    longest = 0
-    for conversation in conversations:
-        transcript = Transcript(conversation, codec)
-        for number in range(1, num_turns + 1):
-            prompt = transcript.ask(number)
-            transcript.answer([0] * tokens_per_turn)
-            longest = max(longest, len(prompt) + tokens_per_turn)
-    return longest
+    """Tokens of the longest conversation at its end: what a device pool must hold of one.
+
+    Cost: O(questions), however many turns and tokens: nothing is held that long.
+    """
+    return max(_length(text, codec, num_turns, tokens_per_turn) for text in conversations)
+
+
+def _length(
+    conversation: Conversation, codec: TextCodec, num_turns: int, tokens_per_turn: int
+) -> int:
+    """Tokens of a `Transcript` after its last answer."""
+    questions = [len(codec.encode(_asked(question))) for question in conversation.questions]
+    rounds, rest = divmod(num_turns, len(questions))
+    asked = rounds * sum(questions) + sum(questions[:rest])
+    return len(codec.encode(conversation.document)) + asked + num_turns * tokens_per_turn
+
+
+def _asked(question: str) -> str:
+    """A question as it stands in a conversation."""
+    return f"\n\nQuestion: {question}\nAnswer:"

@@ -17,7 +17,8 @@ from radixlink.errors import LaunchError
 from radixlink.models import force_offline
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
+    from contextlib import AbstractContextManager
 
 _END_TIMEOUT_S: Final = 10.0
 _TAIL_CHARACTERS: Final = 2_000
@@ -36,17 +37,63 @@ _QUIET_MPI: Final = {
 }
 
 
+class _Session:
+    """One process that was started, the leader of a session of its own.
+
+    Its group is killed once, at its end: the number of a group of which nothing is left may become another's.
+    """
+
+    def __init__(self, name: str, process: subprocess.Popen[bytes], log: Path) -> None:
+        """It runs."""
+        self.name: Final = name
+        self.log: Final = log
+        self._process: Final = process
+        self._killed = False
+
+    def exit_code(self, within_s: float = 0.0) -> int | None:
+        """The leader's exit code, and nothing of the session runs any more; None while the leader runs."""
+        try:
+            code = self._process.wait(within_s)
+        except subprocess.TimeoutExpired:
+            return None
+        self._kill_group()
+        return code
+
+    def ask_to_end(self) -> None:
+        """Tell the leader to end, if it runs."""
+        if self.exit_code() is None:
+            self._process.terminate()
+
+    def kill(self) -> None:
+        """Nothing of the session runs any more."""
+        self._kill_group()
+        self._process.wait()
+
+    def _kill_group(self) -> None:
+        """Kill all of the group, the first time."""
+        if not self._killed:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._killed = True
+
+
 class Processes:
     """Processes in sessions of their own, ended as groups. A context manager: leaving it ends them all."""
 
-    def __init__(self, logs: Path) -> None:
+    def __init__(
+        self,
+        logs: Path,
+        held_back: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext,
+    ) -> None:
         """Start with none.
 
         Args:
             logs: The directory for what they print; whoever made it removes it, after `end`.
+            held_back: What must not be interrupted is done within it: starting a process and taking note of it.
         """
-        self._started: list[tuple[str, subprocess.Popen[bytes], Path]] = []
-        self._logs = logs
+        self._started: list[_Session] = []
+        self._logs: Final = logs
+        self._held_back: Final = held_back
 
     def __enter__(self) -> Self:
         """Nothing to begin."""
@@ -65,9 +112,10 @@ class Processes:
         Raises:
             LaunchError: The program is not there.
         """
-        log = self._logs / f"{len(self._started)}.log"
+        place = len(self._started)
+        log = self._logs / f"{place}.log"
         try:
-            with log.open("wb") as out:
+            with log.open("wb") as out, self._held_back():
                 process = subprocess.Popen(  # noqa: S603 -- our own program
                     command,
                     stdin=subprocess.DEVNULL,
@@ -76,56 +124,49 @@ class Processes:
                     env=dict(environment),
                     start_new_session=True,
                 )
+                self._started.append(_Session(name, process, log))
         except OSError as error:
             msg = f"{name}: cannot start {command[0]}: {error}"
             raise LaunchError(msg) from error
-        self._started.append((name, process, log))
-        return len(self._started) - 1
+        return place
 
     def ended(self, place: int, within_s: float = 0.0) -> str | None:
         """Why a process has ended, with the end of what it printed; None while it runs.
+
+        What it left of its session is ended too.
 
         Args:
             place: As `start` returned it.
             within_s: Wait so long for its end.
         """
-        name, process, log = self._started[place]
-        try:
-            code = process.wait(within_s)
-        except subprocess.TimeoutExpired:
+        session = self._started[place]
+        code = session.exit_code(within_s)
+        if code is None:
             return None
-        return f"{name} ended with exit code {code}{_tail(log)}"
+        return f"{session.name} ended with exit code {code}{_tail(session.log)}"
 
     def wait(self, place: int, timeout_s: float) -> str | None:
-        """Wait for a process.
+        """Wait for a process; then nothing of its session runs any more.
 
         Returns:
             None when it ended well; else why not, with the end of what it printed.
         """
-        name, process, log = self._started[place]
-        try:
-            code = process.wait(timeout_s)
-        except subprocess.TimeoutExpired:
-            _kill_group(process)
-            return f"{name} did not end within {timeout_s:g} s{_tail(log)}"
-        return None if code == 0 else f"{name} ended with exit code {code}{_tail(log)}"
+        session = self._started[place]
+        code = session.exit_code(timeout_s)
+        if code is None:
+            session.kill()
+            return f"{session.name} did not end within {timeout_s:g} s{_tail(session.log)}"
+        if code == 0:
+            return None
+        return f"{session.name} ended with exit code {code}{_tail(session.log)}"
 
     def end(self) -> None:
         """End every process: asked first, then killed, groups and all. Idempotent."""
-        for _, process, _ in self._started:
-            if process.poll() is None:
-                process.terminate()
-        for _, process, _ in self._started:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(_END_TIMEOUT_S)
-            _kill_group(process)
-
-
-def _kill_group(process: subprocess.Popen[bytes]) -> None:
-    """Kill what is left of a process's session."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+        for session in self._started:
+            session.ask_to_end()
+        for session in self._started:
+            session.exit_code(_END_TIMEOUT_S)
+            session.kill()
 
 
 def _tail(log: Path) -> str:
@@ -178,16 +219,27 @@ def mpirun() -> str:
     return found
 
 
-def free_port() -> int:
-    """A port of the loopback device that nobody listens on, for a program that binds it seconds later.
+def free_ports(count: int) -> tuple[int, ...]:
+    """Different ports of the loopback device that nobody listens on, for programs that bind them seconds later.
 
-    Linux gives it to no connection meanwhile; elsewhere it is one of those that it gives to any.
+    Linux gives them to no connection meanwhile; elsewhere they are among those that it gives to any.
+
+    Raises:
+        LaunchError: All that were tried are taken.
+    """
+    # Each is bound until all are found, so that none is found twice.
+    with contextlib.ExitStack() as probes:
+        return tuple(_bind(probes.enter_context(socket.socket())) for _ in range(count))
+
+
+def _bind(probe: socket.socket) -> int:
+    """Bind a socket to a port that nobody has, and return it.
 
     Raises:
         LaunchError: All that were tried are taken.
     """
     for port in (*_below_connections(), 0):
-        with socket.socket() as probe, contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):
             probe.bind(("127.0.0.1", port))
             found: int = probe.getsockname()[1]
             return found

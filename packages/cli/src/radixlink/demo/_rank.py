@@ -16,17 +16,20 @@ import attrs
 
 from radixlink.demo._report import largest
 from radixlink.demo.conversations import load_conversations
+from radixlink.errors import LaunchError, ReplicaError
 from radixlink.models import PreparedModel, load_tokenizer
 from radixlink_contracts import PageBits, RequestId, Shard, StoreConfig
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from mpi4py.MPI import Intracomm
     from typing_extensions import Buffer
 
     from radixlink_contracts import PageHandles, PageKeys, PageStore, PoolLayout, StoreFactory
     from radixlink_transformers import CausalModel, Generation, TransformersEngine
 
+_NUM_RANKS: Final = 2
 _PAGE_SIZE: Final = 16
 _PROMPT_TOKENS: Final = 1_000
 _NEW_TOKENS: Final = 8
@@ -110,11 +113,19 @@ class _Rank:
     distances: list[float] = attrs.field(factory=list)
 
     def answer(self, name: str, prompt: tuple[int, ...]) -> Generation:
-        """Answer a prompt, wait until its pages are stored, and compare with a run without a cache."""
+        """Answer a prompt, wait until its pages are stored, and compare with a run without a cache.
+
+        Raises:
+            ReplicaError: The store did not take them in time.
+        """
         from radixlink_transformers import generate_without_cache
 
         generation = self.engine.generate(prompt, RequestId(name), _NEW_TOKENS)
-        self.engine.settle(_TIMEOUT_S)
+        if not self.engine.settle(_TIMEOUT_S):
+            raise ReplicaError(
+                f"two ranks: rank {self.index}, {name!r}: the store did not take the pages within "
+                f"{_TIMEOUT_S:g} s"
+            )
         reference = generate_without_cache(self.model, prompt, _NEW_TOKENS)
         if generation.tokens != reference.tokens:
             self.faults.append(name)
@@ -141,26 +152,42 @@ class _Rank:
         }
 
 
+def shard_of(world: Intracomm) -> Shard:
+    """The heads of this rank: its place among the two.
+
+    Raises:
+        LaunchError: There are not two.
+    """
+    index, count = world.Get_rank(), world.Get_size()
+    if count != _NUM_RANKS:
+        raise LaunchError(
+            f"two ranks: expected an MPI job of {_NUM_RANKS} ranks, rank {index} got one of {count}; is the "
+            "`mpirun` that started it of another MPI than the library of mpi4py?"
+        )
+    return Shard(index=index, count=count)
+
+
+def torch_environment(shard: Shard) -> dict[str, str]:
+    """What transformers' tensor parallelism starts torch's process group from; all ranks are on one machine."""
+    index = str(shard.index)
+    return {"RANK": index, "LOCAL_RANK": index, "WORLD_SIZE": str(shard.count)}
+
+
 def main(arguments: list[str]) -> int:
     """Run as one rank."""
     model_dir, digest, store_dir, report = arguments
-    # transformers' tensor parallelism starts torch's process group from these.
-    for torch_name, mpi_name in (
-        ("RANK", "OMPI_COMM_WORLD_RANK"),
-        ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE"),
-        ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK"),
-    ):
-        os.environ[torch_name] = os.environ[mpi_name]
-    import torch
     from mpi4py import MPI
+
+    world = MPI.COMM_WORLD
+    shard = shard_of(world)
+    os.environ |= torch_environment(shard)
+    import torch
 
     from radixlink._stores import store_factory
     from radixlink_comm.mpi import MpiGroup
     from radixlink_transformers import build_engine, load_model
 
     torch.set_num_threads(1)
-    world = MPI.COMM_WORLD
-    index, count = world.Get_rank(), world.Get_size()
     model = load_model(model_dir, tensor_parallel=True)
     codec = load_tokenizer(PreparedModel(directory=Path(model_dir), digest=digest, name="tiny"))
     one, other = (codec.encode(text.document)[:_PROMPT_TOKENS] for text in load_conversations())
@@ -176,15 +203,15 @@ def main(arguments: list[str]) -> int:
         num_pages=-(-(_PROMPT_TOKENS + _NEW_TOKENS) // _PAGE_SIZE),
         stores=stores,
         group=group,
-        shard=Shard(index=index, count=count),
+        shard=shard,
     )
     assert stores.opened is not None
-    rank = _Rank(engine=engine, model=model, store=stores.opened, index=index)
+    rank = _Rank(engine=engine, model=model, store=stores.opened, index=shard.index)
     told = group.all_gather(json.dumps(rank.run((tuple(one), tuple(other)))).encode(), _TIMEOUT_S)
     engine.close()
     stores.close()
     group.close()
-    if index == 0:
+    if shard.index == 0:
         Path(report).write_text(json.dumps([json.loads(value) for value in told]))
     torch.distributed.destroy_process_group()
     return 0

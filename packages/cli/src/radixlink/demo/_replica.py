@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+import traceback
 from contextlib import closing
 from pathlib import Path
 from time import monotonic as _now
@@ -25,8 +26,10 @@ from radixlink.demo._messages import (
     Ready,
     ReplicaSpec,
     Stop,
+    Stopped,
     TurnFigures,
 )
+from radixlink.demo._plan import REPLICAS
 from radixlink.demo._pulse import Pulse
 from radixlink.errors import CommandError, ReplicaError, StoreError
 from radixlink.models import ModelNotFoundError
@@ -79,6 +82,7 @@ def serve(channel: Channel, index: int) -> None:
     if not isinstance(message, Stop):
         msg = f"replica {index}: expected a question or the end, got {type(message).__name__}"
         raise ReplicaError(msg)
+    channel.send(Stopped())
 
 
 def _load_model(spec: ReplicaSpec) -> CausalModel:
@@ -198,7 +202,9 @@ def main(arguments: list[str]) -> int:
     try:
         serve(channel, index)
     except (EOFError, BrokenPipeError, ConnectionResetError):
-        return 1  # The command is gone, and nobody listens.
+        # The command is gone, and nobody listens; if it is not, it finds the reason in what was printed.
+        traceback.print_exc()
+        return 1
     except StorageError as error:
         channel.send(Failed(message=str(error), exit_code=StoreError.exit_code))
         return StoreError.exit_code
@@ -207,6 +213,10 @@ def main(arguments: list[str]) -> int:
         return error.exit_code
     except LinkError as error:
         channel.send(Failed(message=str(error), exit_code=ReplicaError.exit_code))
+        return ReplicaError.exit_code
+    except Exception:  # noqa: BLE001 -- whatever it is, nobody else would tell
+        message = f"replica {REPLICAS[index]} failed:\n{traceback.format_exc().strip()}"
+        channel.send(Failed(message=message, exit_code=ReplicaError.exit_code))
         return ReplicaError.exit_code
     finally:
         channel.close()

@@ -9,24 +9,29 @@ from typing import TYPE_CHECKING, Final
 
 import attrs
 
-from radixlink.demo._messages import Ready, Switchboard, TurnFigures
+from radixlink.demo._messages import (
+    EXIT_CODE_TIMEOUT_S,
+    Ready,
+    Stop,
+    Stopped,
+    Switchboard,
+    TurnFigures,
+)
 from radixlink.demo._plan import REPLICAS
 from radixlink.demo._processes import mpi_environment, mpirun, replica_environment
 from radixlink.demo._terminal import print_result, say
 from radixlink.errors import LaunchError, ReplicaError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
-    from radixlink.demo._messages import Ask, Channel, Message, ReplicaSpec
+    from radixlink.demo._messages import Ask, Channel, Ended, Message, ReplicaSpec
     from radixlink.demo._places import Places
     from radixlink.demo._processes import Processes
 
 _START_TIMEOUT_S: Final = 120.0
 _SILENCE_TIMEOUT_S: Final = 180.0
 _END_TIMEOUT_S: Final = 20.0
-#: A process that dies hangs up a moment before its exit code is known.
-_EXIT_CODE_TIMEOUT_S: Final = 2.0
 _PROGRAM: Final = "radixlink.demo._replica"
 
 
@@ -57,7 +62,7 @@ class Replica:
         try:
             self.channel.send(message)
         except OSError as error:
-            ended = self.processes.ended(self.place, within_s=_EXIT_CODE_TIMEOUT_S)
+            ended = self._ended(EXIT_CODE_TIMEOUT_S)
             raise ReplicaError(
                 f"replica {self.name}, pid {self.pid}, is gone: {ended or 'its connection broke'}"
             ) from error
@@ -71,7 +76,7 @@ class Replica:
         self.channel.expect(
             Ready,
             timeout_s=_START_TIMEOUT_S,
-            alive=lambda: self.processes.ended(self.place),
+            ended=self._ended,
             on_note=lambda text: say(f"replica {self.name}: {text}"),
             waiting_for=f"replica {self.name}",
         )
@@ -90,7 +95,7 @@ class Replica:
         return self.channel.expect(
             TurnFigures,
             timeout_s=_SILENCE_TIMEOUT_S,
-            alive=lambda: self.processes.ended(self.place),
+            ended=self._ended,
             on_note=lambda text: say(f"{where}: {text}"),
             waiting_for=where,
         )
@@ -106,9 +111,33 @@ class Replica:
             self.processes.wait(self.place, _END_TIMEOUT_S)
         self.channel.close()
 
-    def wait_for_end(self) -> None:
-        """Wait for its process to end by itself, but not for long."""
-        self.processes.wait(self.place, _END_TIMEOUT_S)
+    def stop(self, *, alone: bool) -> str | None:
+        """Have it close its engine and its store and end by itself, but do not wait for long.
+
+        Args:
+            alone: Its process was started for it alone, so that its exit code is its own: `mpirun` fails because
+                another of its ranks was killed.
+
+        Returns:
+            None when it ended well; else why not.
+        """
+        try:
+            self.tell(Stop())
+            self.channel.expect(
+                Stopped,
+                timeout_s=_END_TIMEOUT_S,
+                ended=self._ended,
+                on_note=lambda text: say(f"replica {self.name}: {text}"),
+                waiting_for=f"the end of replica {self.name}",
+            )
+        except ReplicaError as error:
+            return str(error)
+        ended = self.processes.wait(self.place, _END_TIMEOUT_S)
+        return ended if alone else None
+
+    def _ended(self, within_s: float) -> str | None:
+        """Why its process has ended; None while it runs."""
+        return self.processes.ended(self.place, within_s)
 
 
 def launch_replicas(spec: ReplicaSpec, processes: Processes, places: Places) -> list[Replica]:
@@ -176,10 +205,11 @@ def _start(
     ]
 
 
-def _any_ended(processes: Processes, started: Sequence[int]) -> Callable[[], str | None]:
+def _any_ended(processes: Processes, started: Sequence[int]) -> Ended:
     """Says why one of these processes has ended, or None."""
 
-    def ended() -> str | None:
-        return next((why for place in started if (why := processes.ended(place))), None)
+    def ended(within_s: float) -> str | None:
+        each_s = within_s / len(started)
+        return next((why for place in started if (why := processes.ended(place, each_s))), None)
 
     return ended

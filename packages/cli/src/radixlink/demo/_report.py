@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 from contextlib import contextmanager
-from math import isnan
+from math import isfinite, isnan
 from statistics import median
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 import attrs
 
@@ -109,6 +109,55 @@ class RanksReport:
             )
         return faults
 
+    def summary(self) -> str:
+        """What it came to."""
+        return (
+            f"each restored {self.restored_tokens[0]} tokens; after rank 1 lost one page both "
+            f"computed {self.computed_tokens_after_loss[0]}"
+        )
+
+
+@attrs.frozen(kw_only=True)
+class RanksLeftOut:
+    """The part with two tensor-parallel ranks was not held.
+
+    Attributes:
+        why_left_out: Why not.
+    """
+
+    why_left_out: str
+
+    def faults(self) -> list[str]:
+        """None: it was not asked for, or cannot be held here."""
+        return []
+
+    def summary(self) -> str:
+        """Why it was not held."""
+        return f"left out: {self.why_left_out}"
+
+
+@attrs.frozen(kw_only=True)
+class RanksFailed:
+    """The part with two tensor-parallel ranks was begun, and came to no figures.
+
+    Attributes:
+        failure: Why.
+    """
+
+    failure: str
+
+    def faults(self) -> list[str]:
+        """That it failed."""
+        return [f"two ranks: {self.failure}"]
+
+    def summary(self) -> str:
+        """Less than the fault tells."""
+        return "FAILED"
+
+
+Ranks: TypeAlias = RanksReport | RanksLeftOut | RanksFailed
+"""What became of the part with two tensor-parallel ranks."""
+
 
 @attrs.frozen(kw_only=True)
 class DemoReport:
@@ -120,8 +169,8 @@ class DemoReport:
         store: Name of the store.
         turns: In the order in which they were held.
         ended_pid: The replica that was killed before the last turns.
-        ranks: The part with two ranks, where it was held.
-        ranks_skipped: Why it was not.
+        survivor_end: Why the other one did not end well when it was told to end; None where it did.
+        ranks: The part with two ranks.
         seconds: The whole run.
     """
 
@@ -130,21 +179,21 @@ class DemoReport:
     store: str
     turns: tuple[TurnReport, ...]
     ended_pid: int
-    ranks: RanksReport | None
-    ranks_skipped: str
+    survivor_end: str | None
+    ranks: Ranks
     seconds: float
 
     @property
     def identical(self) -> bool:
         """Every token equals that of a run without a cache."""
         return all(turn.figures.identical for turn in self.turns) and (
-            self.ranks is None or self.ranks.identical
+            not isinstance(self.ranks, RanksReport) or self.ranks.identical
         )
 
     @property
     def max_dlogit(self) -> float:
         """The largest difference of logits from a run without a cache, two ranks included."""
-        ranks = [] if self.ranks is None else [self.ranks.max_dlogit]
+        ranks = [self.ranks.max_dlogit] if isinstance(self.ranks, RanksReport) else []
         return largest([*(turn.figures.dlogit for turn in self.turns), *ranks])
 
     @property
@@ -181,16 +230,16 @@ class DemoReport:
                 f"first token only {self.median_speed_up:.1f} times sooner than with the store off, "
                 f"expected {MIN_SPEED_UP:g} (median of the turns that restored)"
             )
-        if self.ranks is not None:
-            faults += self.ranks.faults()
-        return faults
+        if self.survivor_end is not None:
+            faults.append(f"the replica that was told to end did not end well: {self.survivor_end}")
+        return faults + self.ranks.faults()
 
     def summary(self) -> list[str]:
         """The end of what is printed."""
         restored = sum(turn.figures.restored_tokens for turn in self.turns)
         computed = sum(turn.figures.computed_tokens for turn in self.turns)
         control = self.control_dlogit
-        lines = [
+        return [
             (
                 f"restored {restored} tokens, computed {computed}; first token "
                 f"{self.median_speed_up:.1f} times sooner than with the store off "
@@ -200,15 +249,8 @@ class DemoReport:
             f"logits differ by at most {self.max_dlogit:.1e}"
             + ("" if control is None else f", with one page swapped by at least {control:.1e}"),
             self._survival(),
+            f"two tensor-parallel ranks: {self.ranks.summary()}",
         ]
-        if self.ranks is None:
-            lines.append(f"two tensor-parallel ranks: left out: {self.ranks_skipped}")
-        else:
-            lines.append(
-                f"two tensor-parallel ranks: each restored {self.ranks.restored_tokens[0]} tokens; after "
-                f"rank 1 lost one page both computed {self.ranks.computed_tokens_after_loss[0]}"
-            )
-        return lines
 
     def _survival(self) -> str:
         """What the last turns had of the replica that was killed before them."""
@@ -224,6 +266,8 @@ class DemoReport:
     def write(self, path: Path) -> None:
         """Write everything as JSON, the derived figures first.
 
+        JSON has no number for what is none: such a figure is one of the strings "nan", "inf" and "-inf".
+
         Raises:
             ReportError: The path cannot be written.
         """
@@ -237,7 +281,7 @@ class DemoReport:
         }
         with _reporting(path):
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(json.dumps(content, indent=2) + "\n")
+            path.write_text(json.dumps(_in_json(content), indent=2, allow_nan=False) + "\n")
 
 
 def require_writable(path: Path) -> None:
@@ -261,6 +305,19 @@ def _reporting(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise ReportError(f"--report {path}: cannot be written: {error}") from error
+
+
+def _in_json(value: object) -> object:
+    """The same with figures that JSON can write."""
+    match value:
+        case dict():
+            return {key: _in_json(held) for key, held in value.items()}
+        case list() | tuple():
+            return [_in_json(held) for held in value]
+        case float() if not isfinite(value):
+            return str(value)
+        case _:
+            return value
 
 
 def largest(distances: Iterable[float]) -> float:

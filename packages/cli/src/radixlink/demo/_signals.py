@@ -5,7 +5,8 @@ Rules of the file:
 1. a signal that comes before the part that may be interrupted is held back until that part begins;
 2. in that part the first one raises KeyboardInterrupt, and by that ends the part;
 3. whatever comes after it is ignored: somebody presses Ctrl-C twice, or a shell sends SIGHUP and SIGTERM;
-4. a signal that was ignored before stays ignored: `nohup` means it.
+4. a signal that was ignored before stays ignored: `nohup` means it;
+5. a step of that part that must be done whole holds them back too: what came meanwhile ends the part after it.
 """
 
 from __future__ import annotations
@@ -59,6 +60,22 @@ class EndingSignals:
             yield
         finally:
             self._interruptible = False
+
+    @contextmanager
+    def held_back(self) -> Iterator[None]:
+        """A step that is not interrupted, such as starting what must be ended: a signal waits until it is done.
+
+        Raises:
+            KeyboardInterrupt: One came meanwhile, and may interrupt what follows.
+        """
+        interruptible, self._interruptible = self._interruptible, False
+        try:
+            yield
+        finally:
+            self._interruptible = interruptible
+            if interruptible and self._came:
+                self._interruptible = False
+                raise KeyboardInterrupt
 
     def _receive(self, *_: object) -> None:
         """Take note of a signal, and raise where that is allowed."""
