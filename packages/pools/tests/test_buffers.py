@@ -70,11 +70,16 @@ def test_pages_that_share_memory_are_refused() -> None:
 
 @pytest.mark.parametrize(
     "tensor",
-    [torch.zeros(4, 2, device="meta"), torch.zeros(4, 2).to_sparse()],
-    ids=["meta", "sparse"],
+    [
+        torch.zeros(4, 2, device="meta"),
+        torch.zeros(4, 2).to_sparse(),
+        torch.zeros(4, 2, dtype=torch.complex64).conj(),
+        torch._neg_view(torch.zeros(4, 2)),
+    ],
+    ids=["meta", "sparse", "conjugate", "negative"],
 )
 def test_a_tensor_that_hides_its_memory_is_refused(tensor: torch.Tensor) -> None:
-    """Case F8: a pool whose storage is hidden."""
+    """Case F8: a pool whose storage is hidden, or whose values are other than what is stored."""
     with pytest.raises(ContractError, match="shows its memory, got a hidden one"):
         byte_rows(tensor)
 

@@ -5,14 +5,16 @@ import torch
 
 from radixlink_contracts import (
     CacheIdentity,
+    ComponentType,
     PageKeys,
     PoolHitPolicy,
     PoolName,
     PoolTransfer,
     Shard,
 )
-from radixlink_contracts.errors import ContractError
-from radixlink_pools import DevicePoolEntry, DevicePoolGroup, LayerBuffers
+from radixlink_contracts.errors import ContractError, IdentityError
+from radixlink_pools import Assembly, DevicePoolEntry, DevicePoolGroup, LayerBuffers, assemble
+from radixlink_testing import InMemoryStoreFactory
 
 NUM_PAGES, PAGE_SIZE = 4, 2
 
@@ -236,6 +238,23 @@ def test_the_layouts_of_a_page_are_told_apart() -> None:
     assert [sizes for sizes, _ in packed] == [(6, 6, 6, 6)]
     assert [sizes for sizes, _ in unpacked] == [(6, 6), (6, 6)]
     assert len({fingerprint for _, fingerprint in packed + unpacked}) == 3
+
+
+def test_each_object_of_an_unpacked_page_needs_a_place_of_its_own() -> None:
+    buffers = LayerBuffers(groups=[[torch.zeros(8, 3, dtype=torch.int8)] for _ in range(2)])
+    group = assemble(Assembly.MHA, page_size=2, buffers={ComponentType.FULL: buffers}, packed=False)
+    layouts = group.layouts(IDENTITY)
+    together = InMemoryStoreFactory()
+    together.open(layouts[0][1])
+    with pytest.raises(IdentityError):
+        together.open(layouts[1][1])
+    factories = [InMemoryStoreFactory() for _ in layouts]
+    stores = [
+        (pool, one.open(layout)) for one, (pool, layout) in zip(factories, layouts, strict=True)
+    ]
+    assert [pool.range_bytes for pool, _ in stores] == [
+        store.layout.range_bytes for _, store in stores
+    ]
 
 
 def test_an_unpacked_pool_resolves_to_each_of_its_objects() -> None:

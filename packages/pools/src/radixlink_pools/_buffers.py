@@ -31,12 +31,20 @@ def byte_rows(tensor: torch.Tensor, rows_per_page: int = 1) -> torch.Tensor:
 
     Raises:
         ContractError: The tensor is empty, or there are no such rows without a copy, or it shows no
-            memory at all (sparse, or on the meta device).
+            memory at all (sparse, or on the meta device), or other values than are there (a view
+            that is conjugate or negative).
     """
     if tensor.layout is not torch.strided or tensor.device.type == "meta":
         msg = (
             "byte_rows: expected a tensor that shows its memory, "
             f"got a hidden one: {tensor.layout} on {tensor.device}"
+        )
+        raise ContractError(msg)
+    if tensor.is_conj() or tensor.is_neg():
+        view = "conjugate" if tensor.is_conj() else "negative"
+        msg = (
+            "byte_rows: expected a tensor that shows its memory, "
+            f"got a hidden one: a {view} view of other values"
         )
         raise ContractError(msg)
     if not tensor.ndim or not tensor.numel() or not _has_rows(tensor, rows_per_page):

@@ -80,7 +80,8 @@ def widened(region: ByteRegion, staged: torch.Tensor) -> tuple[torch.Tensor, tor
         staged: Shape: (num_pages, row bytes) uint8.
 
     Returns:
-        Shapes: (pages of the pool, words) and (num_pages, words), of one integer dtype.
+        Shapes: (pages of the pool, words) and (num_pages, words), of one integer dtype. Views, that
+        may be written outside inference mode too, where the tensors themselves may not.
 
     Raises:
         ContractError: The staging is not of the region's shape and dtype.
@@ -101,7 +102,7 @@ def widened(region: ByteRegion, staged: torch.Tensor) -> tuple[torch.Tensor, tor
         for size, dtype in _WORDS:
             if grain % size == 0:
                 return rows.view(dtype), staged.view(dtype)
-    return rows, staged
+    return rows.detach(), staged.detach()
 
 
 class CpuCopier(RowCopier):
@@ -169,6 +170,8 @@ class CpuCopier(RowCopier):
         try:
             torch.index_select(rows, 0, region.index, out=staged)
         except (IndexError, RuntimeError) as exc:
+            if _names_rows(region):
+                raise
             raise ContractError(_bad_index(region)) from exc
         return _COMPLETED
 
@@ -190,8 +193,17 @@ class CpuCopier(RowCopier):
         try:
             rows.index_copy_(0, region.index, staged)
         except (IndexError, RuntimeError) as exc:
+            if _names_rows(region):
+                raise
             raise ContractError(_bad_index(region)) from exc
         return _COMPLETED
+
+
+def _names_rows(region: ByteRegion) -> bool:
+    """True when its index is a list of rows, so that an error of torch is no fault of it."""
+    index = region.index
+    outside = (index < 0) | (index >= len(region.rows))
+    return index.dtype is torch.int64 and not outside.any()
 
 
 def _bad_index(region: ByteRegion) -> str:

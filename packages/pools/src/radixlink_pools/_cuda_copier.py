@@ -22,14 +22,18 @@ _POLL_S: Final = 20e-6
 
 
 class CudaFence(Fence):
-    """The end of one copy; keeps the staging alive until then.
+    """The end of one copy; keeps the staging and the region alive until then.
+
+    The region too: the memory of its index is of the caller's stream, which would have it again for
+    what comes next while the copier's stream still reads it.
 
     Thread: any.
     """
 
-    def __init__(self, event: torch.cuda.Event, staging: torch.Tensor) -> None:
+    def __init__(self, event: torch.cuda.Event, region: ByteRegion, staging: torch.Tensor) -> None:
         """Follow an event that was recorded behind the copy."""
         self._event: Final = event
+        self._region: Final = region
         self._staging: Final = staging
 
     @override
@@ -65,8 +69,12 @@ class CudaCopier(Copier):
     def __init__(self, device: str | torch.device = "cuda") -> None:
         """Make a stream on the device.
 
+        Args:
+            device: Where the pools are. Without an index, the one that is current for the calling
+                thread now; it stays so, whatever is current where copies are asked for.
+
         Raises:
-            BackendUnavailableError: Torch has no CUDA here.
+            BackendUnavailableError: Torch has no CUDA here, or no such device.
         """
         if not torch.cuda.is_available():
             msg = (
@@ -74,8 +82,16 @@ class CudaCopier(Copier):
                 f"({torch.__version__}) that sees none; use CpuCopier for pools in host memory"
             )
             raise BackendUnavailableError(msg)
-        self._device: Final = torch.device(device)
-        self._stream: Final = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+        try:
+            self._stream: Final = torch.cuda.Stream(torch.device(device))  # type: ignore[no-untyped-call]
+        except (RuntimeError, ValueError) as exc:
+            msg = (
+                f"CudaCopier: expected a stream on one of {torch.cuda.device_count()} CUDA "
+                f"devices, got none on {device}: {exc}"
+            )
+            raise BackendUnavailableError(msg) from exc
+        #: With its index: without one it would be whatever is current for the thread that asks.
+        self._device: Final = self._stream.device
 
     @override
     def staging(self, num_bytes: int) -> Staging:
@@ -104,7 +120,7 @@ class CudaCopier(Copier):
         rows, staged = widened(region, rows_of(region, out))
         with self._behind_the_caller():
             staged.copy_(rows.index_select(0, region.index), non_blocking=True)
-            return self._fence(out)
+            return self._fence(region, out)
 
     @override
     def scatter(self, region: ByteRegion, source: torch.Tensor) -> Fence:
@@ -122,15 +138,15 @@ class CudaCopier(Copier):
         rows, staged = widened(region, rows_of(region, source))
         with self._behind_the_caller():
             rows.index_copy_(0, region.index, staged.to(self._device, non_blocking=True))
-            return self._fence(source)
+            return self._fence(region, source)
 
     def _behind_the_caller(self) -> torch.cuda.StreamContext:
         """Make this copier's stream the current one, behind all that the caller's was given."""
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
         return torch.cuda.stream(self._stream)
 
-    def _fence(self, staging: torch.Tensor) -> CudaFence:
+    def _fence(self, region: ByteRegion, staging: torch.Tensor) -> CudaFence:
         """Record the end of what was just started."""
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record(self._stream)
-        return CudaFence(event, staging)
+        return CudaFence(event, region, staging)

@@ -27,6 +27,11 @@ class DevicePoolEntry(DevicePool):
     A sidecar has no transfers of its own: `source` names the transfer whose indices it borrows, and
     `own_indices` makes its own of them (an indexer with slots elsewhere, for example).
 
+    What a caller of `page_rows` and `copy_pages` has to see to where indices are on a device: they
+    are read on the calling thread's current stream, so what writes them must be of that stream or
+    waited for before. A transfer that another thread will resolve needs the latter, for its
+    `index_mapper` too; the answers of the allocators here are so already.
+
     Thread: any; nothing here changes after construction.
     """
 
@@ -80,11 +85,13 @@ class DevicePoolEntry(DevicePool):
                 )
                 raise ContractError(msg)
         self._name: Final = name
-        self._rows: Final = tuple(rows)
+        # The same memory; but a tensor made in inference mode cannot be written outside it.
+        with torch.inference_mode(mode=False):
+            self._rows: Final = tuple(tensor.detach() for tensor in rows)
         self._page_size: Final = page_size
         self._num_pages: Final = len(rows[0])
         self._range_bytes: Final = tuple(tensor.shape[1] for tensor in rows)
-        self._offsets: Final = torch.arange(page_size)
+        self._offsets: Final = torch.arange(page_size, device="cpu")
         self._source: Final = name if source is None else source
         self._index_mapper: Final = index_mapper
         self._replicated: Final = replicated
@@ -203,14 +210,20 @@ class DevicePoolEntry(DevicePool):
     def page_rows(self, transfer: PoolTransfer) -> torch.Tensor:
         """The rows of a transfer's pages, on the pool's device.
 
+        Args:
+            transfer: One of this pool. Slots on a device must have been written before, as the
+                calling thread's current stream sees it; see the class.
+
         Returns:
-            Shape: (num_pages,) int64.
+            Shape: (num_pages,) int64; there already, for any stream to read.
 
         Raises:
             ContractError: The transfer has no slots or is another pool's, a page is not
                 contiguous and aligned, or is outside the pool.
 
-        Cost: O(slots), no loop over pages; waits for the device where the slots are on one.
+        Cost: O(slots), no loop over pages. Waits for what the calling thread's current stream was
+            given: where the slots are on a device, to fetch them, and where the pool is on one, to
+            send the rows.
         """
         slots = transfer.device_indices
         if slots is None or transfer.name is not self._name:
@@ -276,7 +289,9 @@ class DevicePoolEntry(DevicePool):
         """The target pages hold what the source pages hold; the source is as before.
 
         For the private copy that a request gets of a shared state. On a device it is ordered on the
-        calling thread's current stream, as a forward is that is launched after it.
+        calling thread's current stream, as a forward is that is launched after it. The copy is not
+        waited for, but what that stream was given before is: the indices are fetched from a device
+        to be checked, and sent to the pool's from elsewhere.
 
         Args:
             source_rows: Pages to copy. Shape: (n,) int64.

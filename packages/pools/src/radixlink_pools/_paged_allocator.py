@@ -48,8 +48,10 @@ def _parts(pages: torch.Tensor) -> Iterator[torch.Tensor]:
 class PagedAllocator(SlotAllocator):
     """Deals out pages of `page_size` aligned slots; a page size of 1 makes it a token allocator.
 
-    All bookkeeping is in host memory. For slots on another device `alloc` copies its answer
-    there, and `free` fetches the indices and thereby waits for that device.
+    All bookkeeping is in host memory, whatever torch's default device, and every call may come in
+    inference mode or outside it. For slots on another device each call waits for what the calling
+    thread's current stream there was given: `alloc` until its answer is there, for any stream to
+    read, `free` and `check_in_use` until the indices are here.
 
     Ranks: all, the same calls in the same order; the answers are then the same.
     Thread: the scheduler's.
@@ -85,13 +87,15 @@ class PagedAllocator(SlotAllocator):
         self._first_slot: Final = first_page * page_size
         self._device: Final = torch.device(device)
         self._elsewhere: Final = self._device.type != "cpu"
-        self._offsets: Final = torch.arange(page_size)
-        self._stack: Final = torch.empty(num_pages, dtype=torch.int64)
+        # Made in inference mode, they could not be written outside it.
+        with torch.inference_mode(mode=False):
+            self._offsets: Final = torch.arange(page_size, device="cpu")
+            self._stack: Final = torch.empty(num_pages, dtype=torch.int64, device="cpu")
+            self._free_counts: Final = torch.empty(
+                (first_page + num_pages) * page_size, dtype=torch.int16, device="cpu"
+            )
         #: Where the stack's memory starts; `_stack` keeps it alive and is never resized.
         self._stack_address: Final = self._stack.data_ptr()
-        self._free_counts: Final = torch.empty(
-            (first_page + num_pages) * page_size, dtype=torch.int16
-        )
         self._tallies: Final = Tallies()
         self._head = 0
         self.clear()
@@ -173,10 +177,16 @@ class PagedAllocator(SlotAllocator):
         if num_pages > self._head:
             # More than are in use, so one is wrong; and there would be no room in the stack.
             raise ContractError(self._refusal(pages, "free"))
-        if num_pages <= MAX_PAGES:
-            accepted = self._count_free(pages, num_pages)
-        else:
-            accepted = all(self._count_free(part, part.numel()) for part in _parts(pages))
+        try:
+            if num_pages <= MAX_PAGES:
+                accepted = self._count_free(pages, num_pages)
+            else:
+                accepted = all(self._count_free(part, part.numel()) for part in _parts(pages))
+        except (IndexError, RuntimeError) as exc:
+            self._count_stack()
+            if self._in_table(pages):
+                raise
+            raise ContractError(self._refusal(pages, "free")) from exc
         if not accepted:
             self._count_stack()
             raise ContractError(self._refusal(pages, "free"))
@@ -202,6 +212,8 @@ class PagedAllocator(SlotAllocator):
         try:
             in_use = not self._free_counts.index_select(0, pages).any()
         except (IndexError, RuntimeError) as exc:
+            if self._in_table(pages):
+                raise
             raise ContractError(self._refusal(pages, "check_in_use")) from exc
         ordered = pages.sort().values
         if not in_use or torch.any(ordered[1:] == ordered[:-1]):
@@ -211,7 +223,7 @@ class PagedAllocator(SlotAllocator):
         """Take every page back, whoever has it: for a reset, when nobody uses a slot any more."""
         self._head = 0
         first, step = self._first_slot, self._page_size
-        torch.arange(first, len(self._free_counts), step, out=self._stack)
+        torch.arange(first, len(self._free_counts), step, out=self._stack, device="cpu")
         self._count_stack()
 
     def _count_used(self, pages: torch.Tensor, num_pages: int) -> None:
@@ -227,14 +239,12 @@ class PagedAllocator(SlotAllocator):
             num_pages: How many they are, 1..MAX_PAGES.
 
         Returns:
-            True when they are distinct pages in use; otherwise the counts mean nothing any more.
+            True when they are distinct pages in use; otherwise, and after an error of torch, the
+            counts mean nothing any more.
         """
         counts, tally = self._free_counts, self._tallies[num_pages]
-        try:
-            counts.index_add_(0, pages, tally.ones)
-            torch.index_select(counts, 0, pages, out=tally.seen)
-        except (IndexError, RuntimeError):
-            return False
+        counts.index_add_(0, pages, tally.ones)
+        torch.index_select(counts, 0, pages, out=tally.seen)
         return tally.all_ones()
 
     def _slots_of(self, pages: torch.Tensor) -> torch.Tensor:
@@ -286,6 +296,10 @@ class PagedAllocator(SlotAllocator):
         self._free_counts.fill_(1)
         self._free_counts[self._first_slot :: self._page_size] = 0
         self._free_counts[self._stack[self._head :]] = 1
+
+    def _in_table(self, pages: torch.Tensor) -> bool:
+        """True when each has a count, so that an error of torch is no fault of theirs."""
+        return not torch.any((pages < 0) | (pages >= len(self._free_counts)))
 
     def _refusal(self, pages: torch.Tensor, call: str) -> str:
         """Say why these are no distinct pages in use. Shape: (n,) int64."""

@@ -80,8 +80,11 @@ class _OneSide(SlotAllocator):
 class FullSwaAllocator(PairedAllocator):
     """Deals out full slots with window slots beside them.
 
-    All bookkeeping is in host memory. For slots on another device the indices are fetched, which
-    waits for that device, and `full_to_swa` has a copy there.
+    All bookkeeping is in host memory, whatever torch's default device, and every call may come in
+    inference mode or outside it. For slots on another device `full_to_swa` has a copy there, and
+    every call that takes or gives slots, those of `full` and `swa` too, waits for what the calling
+    thread's current stream there was given: slots are fetched and sent, and so are the entries of
+    the copy. What a call returns is there then, for any stream to read. `clear` does not wait.
 
     Ranks: all, the same calls in the same order; the answers are then the same.
     Thread: the scheduler's.
@@ -111,10 +114,13 @@ class FullSwaAllocator(PairedAllocator):
         self._full: Final = PagedAllocator(num_full_pages, page_size, first_page=first_page)
         self._swa: Final = PagedAllocator(num_swa_pages, page_size, first_page=first_page)
         reserved = first_page * page_size
-        self._swa_of: Final = torch.full((reserved + self._full.size,), NO_PARTNER)
-        self._full_of: Final = torch.full((reserved + self._swa.size,), NO_PARTNER)
         elsewhere = self._device.type != "cpu"
-        self._device_swa_of: Final = self._swa_of.to(self._device) if elsewhere else None
+        # Made in inference mode, they could not be written outside it.
+        with torch.inference_mode(mode=False):
+            num_full, num_swa = reserved + self._full.size, reserved + self._swa.size
+            self._swa_of: Final = torch.full((num_full,), NO_PARTNER, device="cpu")
+            self._full_of: Final = torch.full((num_swa,), NO_PARTNER, device="cpu")
+            self._device_swa_of: Final = self._swa_of.to(self._device) if elsewhere else None
         self._full_side: Final = _OneSide(self._full, self._device, self._free_full)
         self._swa_side: Final = _OneSide(self._swa, self._device, self._free_swa)
 
@@ -153,7 +159,8 @@ class FullSwaAllocator(PairedAllocator):
         """The table itself, for an engine's kernels to read; it changes with the calls.
 
         On another device a change is ordered on the calling thread's current stream, as a forward
-        is that is launched after it.
+        is that is launched after it. The call that makes it waits for what that stream was given
+        before, and not always for the change.
 
         Shape: (full slots, reserved ones included,) int64 on the device, -1 for no partner.
         Owns: this allocator; nobody else writes it.
@@ -346,7 +353,11 @@ class FullSwaAllocator(PairedAllocator):
         self._set_swa_of(full, swa)
 
     def _set_swa_of(self, full: torch.Tensor, swa: torch.Tensor | int) -> None:
-        """Write the partners of full slots, on the device too."""
+        """Write the partners of full slots, on the device too.
+
+        To send them there waits for the calling thread's current stream; the write that follows is
+        ordered on it.
+        """
         for table in (self._swa_of, self._device_swa_of):
             if table is None:
                 continue

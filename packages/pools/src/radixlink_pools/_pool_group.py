@@ -118,7 +118,9 @@ class DevicePoolGroup(PoolGroup):
         """A store's layout beside each pool it stores for: one for each stored object.
 
         The identity of an object that is one of several says which it is, so that keys and values
-        of equal size are never taken for each other.
+        of equal size are never taken for each other. A place of stores holds one identity for each
+        pool and shard, and refuses the second object of a page: where a pool is unpacked, open each
+        of these layouts with a factory for a place of its own.
 
         Args:
             identity: What the engine's pages mean.

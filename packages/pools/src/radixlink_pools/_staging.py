@@ -27,7 +27,7 @@ def new_staging(num_bytes: int, *, pinned: bool) -> Staging:
     if num_bytes < 1:
         msg = f"staging: expected at least 1 byte, got {num_bytes}"
         raise ContractError(msg)
-    tensor = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=pinned)
+    tensor = torch.empty(num_bytes, dtype=torch.uint8, device="cpu", pin_memory=pinned)
     array = (ctypes.c_ubyte * num_bytes).from_address(tensor.data_ptr())
     # The array does not own its memory; a memoryview keeps the array, and so the array must keep
     # the tensor.

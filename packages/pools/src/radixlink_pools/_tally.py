@@ -34,11 +34,13 @@ class Tally:
 
     def __init__(self, num_pages: int) -> None:
         """Make them for that many pages, 1..MAX_PAGES."""
-        self.ones: Final = torch.ones(num_pages, dtype=torch.int16)
-        self.minus_ones: Final = -self.ones
         self._expected: Final = num_pages * (1).to_bytes(2, sys.byteorder)
         self._seen_bytes: Final = bytearray(2 * num_pages)
-        self.seen: Final = torch.frombuffer(self._seen_bytes, dtype=torch.int16)
+        # Made in inference mode, they could not be written outside it.
+        with torch.inference_mode(mode=False):
+            self.ones: Final = torch.ones(num_pages, dtype=torch.int16, device="cpu")
+            self.minus_ones: Final = -self.ones
+            self.seen: Final = torch.frombuffer(self._seen_bytes, dtype=torch.int16)
 
     def all_ones(self) -> bool:
         """True when each count in `seen` is just 1."""
