@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -14,9 +15,11 @@ from radixlink_linker import StoreLinker, StoreLinkerSettings
 from radixlink_testing.linkers import ManualClock
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from packages.linker.tests.test_store_linker import Ticket
+
+    from radixlink_contracts import Staging
 
 HANG_S = 5.0
 
@@ -158,6 +161,50 @@ def test_a_try_on_another_thread_finds_the_store_back(world: HangingWorld) -> No
     assert world.loads() == []
 
 
+@pytest.mark.parametrize("call", ["open", "read", "put"])
+def test_what_comes_back_late_asks_neither_the_store_nor_the_copier_for_more(
+    world: HangingWorld, call: str
+) -> None:
+    """Another thread has the copier, which takes one call at a time, and staging of its own."""
+    # It has its staging, so that it need not ask for any.
+    world.load(0, 1)
+    world.offload(8, 9, at=8)
+    world.idle()
+    world.hang(call)
+    world.refused("load")
+    hung = world.linker._thread._thread
+    assert hung is not None
+    world.store.hanging.clear()
+    world.clock.advance(HANG_S)
+    found = world.load(1, 3, at=1)
+    world.idle()
+    assert landed(found)[0] in world.loads()
+    before = (list(world.store.calls), list(world.copier.sizes), world.copier.copies)
+    world.store.gate.set()
+    hung.join(10)
+    assert not hung.is_alive()
+    assert (world.store.calls, world.copier.sizes, world.copier.copies) == before
+
+
+def test_no_thread_is_left_for_another_while_it_asks_for_staging(
+    world: HangingWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    abandoned: list[bool] = []
+    staging = world.copier.staging
+    board = world.linker._board
+
+    def asked(num_bytes: int) -> Staging:
+        abandoned.append(board.abandon("it hangs") is not None)
+        return staging(num_bytes)
+
+    monkeypatch.setattr(world.copier, "staging", asked)
+    ticket = world.load(0, 1)
+    world.idle()
+    assert world.loads() == landed(ticket)
+    # For each range, which is larger than the last.
+    assert abandoned == [False, False]
+
+
 def test_a_try_that_hangs_too_keeps_one_thread_more_and_there_are_not_many() -> None:
     world = HangingWorld(max_hanging_calls=3)
     world.put(0, 8)
@@ -200,6 +247,41 @@ def test_no_forward_waits_for_a_batch_behind_a_call_that_hangs(world: HangingWor
     world.linker.layer_done_counter.set_consumer(batch)
     world.linker.layer_done_counter.wait_until(0)
     assert not world.linker.finish_layer_wise_loading(batch)
+
+
+@pytest.mark.parametrize("waits", ["wait_until", "finish"])
+def test_who_waits_for_a_layer_sees_itself_that_the_store_hangs(waits: str) -> None:
+    world = HangingWorld(layer_timeout_s=3600.0)
+    world.put(0, 8)
+    try:
+        world.store.hanging.add("put")
+        world.store.gate.clear()
+        world.offload(8, 9, at=8)
+        assert world.store.waiting.wait(10)
+        ticket = world.ticket()
+        assert world.linker.load(ticket, [world.transfer(0, 1)], LoadMode.LAYER_WISE)
+        batch = world.linker.start_layer_wise_loading()
+        assert batch is not None
+        counter = world.linker.layer_done_counter
+        counter.set_consumer(batch)
+        calls: dict[str, Callable[[], object]] = {
+            "wait_until": partial(counter.wait_until, 0),
+            "finish": partial(counter.finish, batch),
+        }
+        answers: list[object] = []
+
+        def wait() -> None:
+            answers.append(calls[waits]())
+
+        # The scheduler thread is in that very wait, and asks for no completions.
+        forward = threading.Thread(target=wait, daemon=True)
+        forward.start()
+        world.clock.advance(HANG_S)
+        forward.join(10)
+        assert answers == [None if waits == "wait_until" else False]
+        assert world.loads() == failed(ticket)
+    finally:
+        world.end()
 
 
 def test_a_copy_that_hangs_keeps_its_thread(world: HangingWorld) -> None:

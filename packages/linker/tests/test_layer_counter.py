@@ -18,8 +18,8 @@ NUM_LAYERS = 4
 class Watched(threading.Condition):
     """A condition that tells of each wait, once the lock is about to be let go for it."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, counter: LayerDoneCounter) -> None:
+        super().__init__(counter._lock)
         self.waits = threading.Semaphore(0)
 
     @override
@@ -33,7 +33,7 @@ class World:
 
     def __init__(self, timeout_s: float = 60.0) -> None:
         self.counter = LayerDoneCounter(NUM_LAYERS, timeout_s)
-        self.watched = Watched()
+        self.watched = Watched(self.counter)
         self.counter._changed = self.watched  # type: ignore[misc]
 
     def waiting(self, call: Callable[[], object]) -> threading.Thread:

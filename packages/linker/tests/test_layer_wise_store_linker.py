@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
+import time
 import weakref
 from typing import TYPE_CHECKING
 
@@ -603,7 +604,7 @@ def test_a_failure_says_why_in_its_completion(world: World) -> None:
     assert world.linker.finish_layer_wise_loading(world.start())
     (completion,) = world.loads()
     assert completion == failed(ticket)[0]
-    assert "1 of 2 pages are gone" in completion.why
+    assert f"load of operation {ticket.op}: 1 of 2 pages of kv are gone" in completion.why
 
 
 # -- what is given up ------------------------------------------------------------------------------
@@ -677,6 +678,24 @@ def test_finish_waits_for_one_that_is_not_decided(world: World) -> None:
     assert ended(thread)
     assert answers == [True]
     assert world.loads() == [*failed(tickets[0]), *landed(tickets[1])]
+
+
+def test_a_load_that_was_given_up_opens_nothing_more() -> None:
+    world = World(staging_bytes=1)
+    try:
+        world.put(0, 8)
+        gate = world.story.gate("open", -1)
+        ticket = world.load(0, 8, at=0)
+        batch = world.start()
+        assert gate.reached.wait(10)
+        ticket.decided = True
+        gate.open.set()
+        assert not world.linker.finish_layer_wise_loading(batch)
+        world.idle()
+        assert world.loads() == failed(ticket)
+        assert world.story.events == [("open", -1, 0)]
+    finally:
+        world.end()
 
 
 def test_a_copy_that_hangs_fails_first_and_is_quiesced_when_it_has_ended() -> None:
@@ -845,6 +864,28 @@ def test_reset_finds_what_has_just_left_its_queue(
         world.end()
 
 
+def test_no_batch_that_failed_while_it_waited_is_kept() -> None:
+    world = World(hang_s=0.05)
+    try:
+        world.put(0, 2)
+        gate = world.story.gate("put", -1)
+        world.offload(8, 9, at=0)
+        assert gate.reached.wait(10)
+        world.load(0, 2, at=4)
+        batch = world.start()
+        assert not world.linker.finish_layer_wise_loading(batch)
+        deadline = time.monotonic() + 10
+        while not world.loads():
+            assert time.monotonic() < deadline
+        gate.open.set()
+        world.idle()
+        kept = [one for one in vars(world.counter).values() if isinstance(one, set | dict | list)]
+        assert kept
+        assert not any(kept)
+    finally:
+        world.end()
+
+
 @pytest.mark.parametrize("what", ["layer-wise load", "staged load", "offload"])
 def test_without_a_thread_nothing_is_kept(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     world = World()
@@ -901,8 +942,9 @@ def test_each_load_of_a_batch_has_lent_memory_of_its_own_until_it_ends() -> None
 
 
 @pytest.mark.parametrize("bad", [False, True], ids=["landed", "failed"])
-def test_a_store_that_does_not_take_back_what_it_lent_ends_no_thread(
-    *, bad: bool, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("what", ["layer-wise load", "staged load", "offload"])
+def test_a_store_that_does_not_take_back_what_it_lent_fails_nothing_and_ends_no_thread(
+    what: str, *, bad: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world = World(lending=True)
     ((_, lender),) = world.lenders
@@ -933,11 +975,12 @@ def test_a_store_that_does_not_take_back_what_it_lent_ends_no_thread(
         assert isinstance(lent, Sticky)
         return lent._inner
 
-    open_lent, verify = lender.open_lent, lender.verify
+    open_lent, verify, put_lent = lender.open_lent, lender.verify, lender.put_lent
     try:
         world.put(0, 4)
         if bad:
             store.unreadable.add((1, 0))
+            store.unwelcome.add(PAGES[9])
         with monkeypatch.context() as patched:
             patched.setattr(lender, "lend", lend_sticky)
             patched.setattr(
@@ -946,10 +989,20 @@ def test_a_store_that_does_not_take_back_what_it_lent_ends_no_thread(
             patched.setattr(
                 lender, "verify", lambda handles, at, lent: verify(handles, at, inner_of(lent))
             )
-            first = world.load(0, 2, at=4)
-            assert world.linker.finish_layer_wise_loading(world.start())
+            patched.setattr(lender, "put_lent", lambda keys, lent: put_lent(keys, inner_of(lent)))
+            match what:
+                case "offload":
+                    first = world.offload(8, 10, at=0)
+                case "staged load":
+                    first = world.load(0, 2, at=4, mode=LoadMode.STAGED)
+                    assert world.linker.start_layer_wise_loading() is None
+                case _:
+                    first = world.load(0, 2, at=4)
+                    assert world.linker.finish_layer_wise_loading(world.start())
             world.idle()
-            assert world.loads() == (failed(first) if bad else landed(first))
+            told = [*world.loads(), *world.offloads()]
+            assert told == (failed(first) if bad else landed(first))
+            assert lender.num_lent == 0
         # The last error: of a load that failed, its own.
         assert ("it was in use" in world.linker.counters.last_error) is not bad
         second = world.load(2, 4, at=6)

@@ -469,9 +469,8 @@ def test_every_pool_has_a_store_of_its_own_layout() -> None:
         (pool, InMemoryStoreFactory().open(layout)) for pool, layout in group.layouts(IDENTITY)
     ]
     assert PoolStores(group, stores).sources == {PoolName.KV, PoolName.SWA, PoolName.MAMBA}
-    without_indexer = PoolStores(group, stores[:-1])
     with pytest.raises(ContractError, match="none for one of indexer"):
-        without_indexer.restorable([list(World().transfers(0, 0, 3).values())])
+        PoolStores(group, stores[:-1])
     (kv, kv_store), *_ = stores
     states = stores[2][0]
     with pytest.raises(ContractError, match="expected a store of"):
@@ -491,6 +490,23 @@ def test_a_state_is_one_slot_whatever_the_page_size() -> None:
         PoolName.MAMBA: (1, 4),
         PoolName.INDEXER: (4, 4),
     }
+
+
+def test_a_linker_without_a_pool_is_refused() -> None:
+    with pytest.raises(ContractError, match="at least one pool and its store, got none"):
+        StoreLinker(pools={}, stores={}, copier=CpuCopier())
+
+
+def test_a_linker_of_a_group_has_a_store_for_each_pool() -> None:
+    group = hybrid(packed=False)
+    stores = [
+        (pool, InMemoryStoreFactory().open(layout)) for pool, layout in group.layouts(IDENTITY)
+    ]
+    StoreLinker(pools=group, stores=stores, copier=CpuCopier()).close()
+    for absent, (pool, _) in enumerate(stores):
+        some = stores[:absent] + stores[absent + 1 :]
+        with pytest.raises(ContractError, match=f"none for one of {pool.name}"):
+            StoreLinker(pools=group, stores=some, copier=CpuCopier())
 
 
 def test_groups_and_names_do_not_mix() -> None:

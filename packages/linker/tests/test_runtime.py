@@ -8,8 +8,9 @@ import time
 from functools import partial
 
 import pytest
+from packages.linker.tests.forked import ends_well_in_a_child
 
-from radixlink_contracts.errors import ContractError, InvalidTransitionError
+from radixlink_contracts.errors import ContractError, InvalidTransitionError, StaleHandleError
 from radixlink_linker import MonotonicClock, ThreadExecutor
 
 
@@ -56,6 +57,24 @@ def test_a_task_that_raises_is_told_of_and_ends_no_thread(monkeypatch: pytest.Mo
     executor.close()
     assert told == [asyncio.CancelledError]
     assert threads[0] is threads[1]
+
+
+def test_a_hook_that_raises_ends_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    def hook(args: threading.ExceptHookArgs) -> None:
+        message = f"a hook that cannot tell of {args.exc_type}"
+        raise RuntimeError(message)
+
+    def bad() -> None:
+        raise ValueError
+
+    monkeypatch.setattr(threading, "excepthook", hook)
+    executor = ThreadExecutor(num_threads=1)
+    ran = threading.Event()
+    executor.submit(bad)
+    executor.submit(ran.set)
+    assert ran.wait(10)
+    executor.close()
+    assert executor._num_running == 0
 
 
 def test_an_executor_without_threads_is_refused() -> None:
@@ -193,6 +212,29 @@ def test_a_task_that_hangs_keeps_no_process_alive() -> None:
         "begun.wait()\n"
     )
     assert subprocess.run([sys.executable, "-c", program], timeout=30, check=False).returncode == 0
+
+
+def test_a_forked_child_has_none_of_the_threads_and_waits_for_none() -> None:
+    executor = ThreadExecutor()
+    ran = threading.Event()
+    executor.submit(ran.set)
+    assert ran.wait(10)
+
+    def in_the_child() -> None:
+        with pytest.raises(StaleHandleError, match="make another in the child"):
+            executor.submit(ran.set)
+        executor.close()
+        with ThreadExecutor() as another:
+            ran_here = threading.Event()
+            another.submit(ran_here.set)
+            assert ran_here.wait(10)
+
+    assert ends_well_in_a_child(executor._changed, in_the_child)
+    # It is the parent's as ever.
+    again = threading.Event()
+    executor.submit(again.set)
+    assert again.wait(10)
+    executor.close()
 
 
 def test_the_end_of_a_with_closes_it() -> None:

@@ -2,23 +2,29 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import subprocess
+import sys
 import threading
+import time
 import weakref
 from array import array
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Never
 
 import attrs
 import pytest
 import torch
+from packages.linker.tests.forked import ends_well_in_a_child
 from typing_extensions import override
 
 from radixlink_contracts import (
+    BatchIndex,
     ByteRegion,
     CacheIdentity,
     Completion,
     DevicePool,
     Fence,
+    LendingStore,
     LentFrames,
     LoadMode,
     OperationId,
@@ -36,8 +42,14 @@ from radixlink_contracts import (
     Staging,
     StoreConfig,
 )
-from radixlink_contracts.errors import ContractError, StorageError, TransferTimeoutError
+from radixlink_contracts.errors import (
+    ContractError,
+    StaleHandleError,
+    StorageError,
+    TransferTimeoutError,
+)
 from radixlink_linker import StoreLinker, StoreLinkerSettings
+from radixlink_linker._lent_pages import LentPages
 from radixlink_testing import InMemoryStoreFactory
 from radixlink_testing.lending import GIVEN_BACK, LendingPageStore
 from radixlink_testing.linkers import FaultyPageStore
@@ -47,6 +59,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from radixlink_contracts import PageKeySource
+    from radixlink_linker._jobs import Job
 
 NUM_PAGES = 16
 PAGE_SIZE = 2
@@ -111,6 +124,9 @@ class Ended(Fence):
         if self._copier.late:
             self._copier.late -= 1
             return False
+        if self._copier.unknown.is_set():
+            self._copier.waiting.set()
+            raise RuntimeError("nobody knows")
         self._copier.waiting.set()
         return self._copier.gate.wait(10)
 
@@ -124,6 +140,8 @@ class HostCopier(RowCopier):
         self.waiting = threading.Event()
         #: How many waits time out at once.
         self.late = 0
+        #: While it is set, waits raise.
+        self.unknown = threading.Event()
         self.sizes: list[int] = []
         self.copies = 0
 
@@ -259,6 +277,7 @@ class World:
     def end(self) -> None:
         self.store.gate.set()
         self.copier.gate.set()
+        self.copier.unknown.clear()
         self.linker.close()
         assert self.lender.num_lent == 0
 
@@ -470,6 +489,36 @@ def test_an_offload_is_all_or_nothing(world: World, fault: str) -> None:
     assert world.linker.counters.pages_stored == 0
 
 
+@pytest.mark.parametrize("num_pages", [0, 1, 3])
+@pytest.mark.parametrize("call", ["open", "read", "put"])
+def test_an_answer_for_another_number_of_pages_moves_and_stores_nothing(
+    world: World, call: str, num_pages: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of two pages; an answer for none is as complete as one for all."""
+    store = world.linker._stores.store_of(world.pool)
+    told = call
+    if isinstance(store, LendingStore):
+        told = "verify" if call == "read" else call
+        call = {"open": "open_lent", "read": "verify", "put": "put_lent"}[call]
+    bits = PageBits.all(num_pages)
+    keys = page_keys(range(num_pages))
+    answer = PageHandles.without_places(keys, bits) if told == "open" else bits
+    world.put(0, 2)
+    with monkeypatch.context() as patched:
+        patched.setattr(store, call, lambda *_: answer)
+        ticket = world.offload(0, 2, at=4) if told == "put" else world.load(0, 2)
+        world.idle()
+        (completion,) = (*world.loads(), *world.offloads())
+    assert completion == failed(ticket)[0]
+    assert completion.why == (
+        f"ContractError: {told}: expected the store of {PoolName.KV} to answer for 2 pages, "
+        f"got an answer for {num_pages}"
+    )
+    assert world.pool.empty
+    counters = world.linker.counters
+    assert (counters.pages_loaded, counters.pages_stored) == (0, 0)
+
+
 def test_a_failure_pins_nothing(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     class Marker:
         """Stands in for what the frames of a failed call refer to."""
@@ -574,6 +623,58 @@ def test_a_copy_that_is_late_fails_first_and_is_quiesced_when_it_has_ended() -> 
         world.end()
 
 
+@pytest.mark.parametrize("what", ["load", "offload"])
+def test_a_fence_that_raises_says_nothing_of_the_end_of_its_copy(world: World, what: str) -> None:
+    world.put(0, 2)
+    world.copier.unknown.set()
+    ticket = world.load(0, 2) if what == "load" else world.offload(0, 2)
+    completions = world.loads if what == "load" else world.offloads
+    assert world.copier.waiting.wait(10)
+    told = _told(completions)
+    assert told == failed(ticket, quiesced=False)
+    assert "RuntimeError: nobody knows" in told[0].why
+    # The ranks have decided; but the copy may still run, in these slots and in this memory.
+    ticket.decided = True
+    behind = world.load(0, 2, at=8)
+    for _ in range(3):
+        world.copier.waiting.clear()
+        assert world.copier.waiting.wait(10)
+        assert completions() == []
+    assert world.copier.copies == 1
+    assert world.lender.num_lent == len(world.lender.loans)
+    world.copier.unknown.clear()
+    world.idle()
+    assert sorted([*world.loads(), *world.offloads()], key=lambda one: one.op) == [
+        *failed(ticket),
+        *landed(behind),
+    ]
+
+
+def _told(completions: Callable[[], list[Completion]]) -> list[Completion]:
+    """What is told next."""
+    deadline = time.monotonic() + 10
+    while not (told := completions()):
+        assert time.monotonic() < deadline
+    return told
+
+
+def test_what_was_given_up_is_not_the_last_error(world: World) -> None:
+    world.store.raising.add("put")
+    world.offload(0, 2)
+    world.idle()
+    assert "StorageError" in world.linker.counters.last_error
+    world.store.raising.clear()
+    world.put(0, 2)
+    given_up = world.load(0, 2, start=False)
+    given_up.decided = True
+    world.linker.start_layer_wise_loading()
+    world.idle()
+    (_, completion) = (*world.offloads(), *world.loads())
+    assert completion == failed(given_up)[0]
+    assert completion.why == f"GivenUpError: load of operation {given_up.op}: it was given up"
+    assert "StorageError" in world.linker.counters.last_error
+
+
 def test_a_queued_load_is_cancelled_once(world: World) -> None:
     world.put(0, 4)
     first, second = world.load(0, 2, start=False), world.load(2, 4, at=2, start=False)
@@ -662,7 +763,34 @@ def test_a_copy_that_does_not_end_is_named_and_reset_can_be_repeated() -> None:
 
 
 def test_a_close_that_a_copy_held_up_can_be_repeated() -> None:
-    world = World(quiesce_timeout_s=0.01)
+    world = World(quiesce_timeout_s=0.01, close_timeout_s=0.01)
+    try:
+        world.put(0, 4)
+        world.copier.gate.clear()
+        world.load(0, 4)
+        assert world.copier.waiting.wait(10)
+        thread, mover = world.linker._thread._thread, world.linker._thread._mover
+        assert thread is not None
+        for _ in range(2):
+            with pytest.raises(TransferTimeoutError):
+                world.linker.close()
+            # The copy may run in it.
+            assert mover._staging is not None
+        world.copier.gate.set()
+        # The thread ends by itself, and lets its memory go.
+        thread.join(10)
+        assert not thread.is_alive()
+        assert mover._staging is None
+        world.linker.close()
+        assert world.copier.copies == 1
+    finally:
+        world.end()
+
+
+def test_close_waits_for_the_thread_although_a_copy_held_it_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = World(quiesce_timeout_s=0.01, close_timeout_s=10.0)
     try:
         world.put(0, 4)
         world.copier.gate.clear()
@@ -670,14 +798,17 @@ def test_a_close_that_a_copy_held_up_can_be_repeated() -> None:
         assert world.copier.waiting.wait(10)
         thread = world.linker._thread._thread
         assert thread is not None
-        for _ in range(2):
-            with pytest.raises(TransferTimeoutError):
-                world.linker.close()
-        world.copier.gate.set()
-        world.idle()
-        world.linker.close()
+        join = thread.join
+
+        def joined(timeout: float | None = None) -> None:
+            # The copy ends while the thread is waited for.
+            world.copier.gate.set()
+            join(timeout)
+
+        monkeypatch.setattr(thread, "join", joined)
+        with pytest.raises(TransferTimeoutError):
+            world.linker.close()
         assert not thread.is_alive()
-        assert world.copier.copies == 1
     finally:
         world.end()
 
@@ -950,6 +1081,53 @@ def test_lent_memory_of_another_size_is_refused_and_given_back(
         world.end()
 
 
+# -- the end of the process ------------------------------------------------------------------------
+
+ENDS_IN_THE_MIDDLE = """
+import sys, threading
+import torch
+from packages.linker.tests.test_store_linker import HostCopier, LAYOUT, Pool, Ticket
+from radixlink_contracts import OperationId, PoolName, PoolTransfer
+from radixlink_linker import StoreLinker, StoreLinkerSettings
+from radixlink_testing import InMemoryStoreFactory
+from radixlink_testing.pages import page_keys
+
+moves = threading.Event()
+
+class Copier(HostCopier):
+    def gather_rows(self, region, out):
+        # Most of the thread's time is spent in torch.
+        for _ in range(50):
+            torch.zeros(64).sum()
+        moves.set()
+        return super().gather_rows(region, out)
+
+linker = StoreLinker(
+    pools={PoolName.KV: Pool()},
+    stores={PoolName.KV: InMemoryStoreFactory().open(LAYOUT)},
+    copier=Copier(),
+    settings=StoreLinkerSettings(staging_bytes=1),
+)
+transfer = PoolTransfer(
+    name=PoolName.KV, keys=page_keys(range(4096)), device_indices=torch.arange(2).repeat(4096)
+)
+linker.offload(Ticket(OperationId(1)), [transfer])
+assert moves.wait(30)
+sys.exit(3)
+"""
+
+
+def test_a_process_that_ends_without_close_has_its_own_exit_status() -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", ENDS_IN_THE_MIDDLE],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert (ended.returncode, ended.stderr) == (3, "")
+
+
 # -- what is no Exception --------------------------------------------------------------------------
 
 
@@ -981,6 +1159,156 @@ def test_whatever_a_store_raises_ends_one_operation_and_not_the_thread(
         assert world.loads() == landed(again)
     finally:
         world.end()
+
+
+class Nameless(Exception):  # noqa: N818 -- one that does not say what it is
+    """A backend's exception of which no text can be had."""
+
+    @override
+    def __str__(self) -> Never:
+        raise ValueError("no text")
+
+
+@pytest.mark.parametrize("call", ["open", "put", "contains", "release"])
+def test_what_has_no_text_is_told_by_its_type(call: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def nameless(*_: object) -> Never:
+        raise Nameless
+
+    world = World(lending=call == "release")
+    try:
+        world.put(0, 2)
+        with monkeypatch.context() as patched:
+            if call == "release":
+                patched.setattr(LentPages, "release", nameless)
+            else:
+                patched.setattr(world.store, call, nameless)
+            match call:
+                case "put":
+                    world.offload(0, 2)
+                case "contains":
+                    world.touch(0, 2)
+                case _:
+                    world.load(0, 2)
+            world.idle()
+        completions = [*world.loads(), *world.offloads()]
+        assert [one.op for one in completions] == [OperationId(1)]
+        assert world.linker.counters.last_error.endswith(": Nameless")
+        # The thread goes on.
+        again = world.load(0, 2)
+        world.idle()
+        assert world.loads() == landed(again)
+    finally:
+        world.store.gate.set()
+        world.linker.close()
+
+
+# -- threads that come and go ----------------------------------------------------------------------
+
+
+def test_another_thread_takes_the_place_of_one_that_died(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def dying(job: Job) -> Never:
+        raise MemoryError
+
+    world.put(0, 2)
+    with monkeypatch.context() as patched:
+        patched.setattr(threading, "excepthook", lambda _: None)
+        patched.setattr(world.linker._thread, "_run", dying)
+        world.load(0, 2)
+        died = world.linker._thread._thread
+        assert died is not None
+        died.join(10)
+        assert not died.is_alive()
+    after = world.load(0, 2)
+    world.idle()
+    assert world.loads() == landed(after)
+    assert world.linker._thread._thread is not died
+
+
+class Interrupted(Exception):  # noqa: N818 -- what a signal's handler raises
+    """In the middle of whatever the main thread is at."""
+
+
+@pytest.mark.parametrize("begun", [True, False], ids=["that runs", "that comes to run later"])
+def test_a_start_that_a_signal_left_leaves_one_thread_on_the_board(
+    monkeypatch: pytest.MonkeyPatch, *, begun: bool
+) -> None:
+    world = World()
+    start = threading.Thread.start
+    left: list[threading.Thread] = []
+
+    def interrupted(thread: threading.Thread) -> None:
+        left.append(thread)
+        if begun:
+            start(thread)
+        raise Interrupted
+
+    try:
+        with monkeypatch.context() as patched:
+            patched.setattr(threading.Thread, "start", interrupted)
+            with pytest.raises(Interrupted):
+                world.offload(0, 1)
+        world.linker.reset()
+        world.fill(0, 8)
+        stored = [world.offload(page, page + 1, at=page) for page in range(8)]
+        works = world.linker._thread._thread
+        assert works is not None
+        if begun:
+            assert works is left[0]
+        else:
+            start(left[0])
+            left[0].join(10)
+            assert not left[0].is_alive()
+        world.idle()
+        assert world.offloads() == landed(*stored)
+        assert works.is_alive()
+        keys = page_keys(range(8))
+        handles = world.store.inner.open(keys, 1.0)
+        for layer_range, part in enumerate(page_parts(keys, LAYOUT)):
+            out = bytearray(len(part))
+            assert world.store.inner.read(handles, layer_range, out).complete
+            assert out == part
+    finally:
+        world.end()
+
+
+def test_a_forked_child_is_refused_and_waits_for_no_lock(world: World) -> None:
+    world.put(0, 2)
+    world.load(0, 1)
+    world.idle()
+    queued = world.ticket()
+    assert world.linker.load(queued, [world.transfer(0, 2)], LoadMode.STAGED)
+    linker = world.linker
+    calls: list[Callable[[], object]] = [
+        lambda: linker.load(world.ticket(), [world.transfer(0, 2)], LoadMode.STAGED),
+        lambda: linker.offload(world.ticket(), [world.transfer(0, 2)]),
+        lambda: linker.touch(world.ticket(), [world.transfer(0, 2)]),
+        linker.start_layer_wise_loading,
+        lambda: linker.finish_layer_wise_loading(BatchIndex(0)),
+        linker.num_completed_loads,
+        linker.num_completed_offloads,
+        linker.reset,
+    ]
+
+    def in_the_child() -> None:
+        for call in calls:
+            with pytest.raises(StaleHandleError, match="make another in the child"):
+                call()
+        linker.close()
+        # A linker of its own serves.
+        mine = World()
+        mine.put(0, 2)
+        ticket = mine.load(0, 2)
+        mine.idle()
+        assert mine.loads() == landed(ticket)
+        mine.end()
+
+    assert ends_well_in_a_child(linker._board._changed, in_the_child)
+    # The parent goes on.
+    linker.start_layer_wise_loading()
+    world.idle()
+    assert world.loads()[-1:] == landed(queued)
 
 
 def test_the_end_of_a_with_closes_it(world: World) -> None:

@@ -7,8 +7,9 @@ import json
 import attrs
 import pytest
 
+from radixlink_contracts import MAX_TIMEOUT_S
 from radixlink_linker import StoreLinkerSettings
-from radixlink_sglang._config import MAX_TIMEOUT_S, LinkerConfig
+from radixlink_sglang._config import LinkerConfig
 from radixlink_sglang.errors import LinkerConfigError
 
 DEFAULTS = attrs.asdict(LinkerConfig())

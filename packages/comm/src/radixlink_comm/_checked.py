@@ -20,7 +20,7 @@ from radixlink_comm._health import (
     State,
     wording,
 )
-from radixlink_contracts import RankGroup
+from radixlink_contracts import MAX_TIMEOUT_S, RankGroup
 from radixlink_contracts.errors import AgreementError, ContractError
 
 if TYPE_CHECKING:
@@ -29,9 +29,6 @@ if TYPE_CHECKING:
 _Result = TypeVar("_Result")
 
 WORD_BYTES: Final = 8
-
-#: Eleven days: what every transport's clock can add to now.
-MAX_TIMEOUT_S: Final = 1e6
 
 #: A value is small: attach and error paths exchange kilobytes.
 MAX_VALUE_BYTES: Final = 1 << 30

@@ -68,7 +68,9 @@ class _Meeting:
         self._size = size
         self._lasting = lasting
         #: Guards all below; notified when a round ends or a mark is left.
-        self._changed = threading.Condition()
+        # `with` enters a lock in C, a condition in Python, where a signal's exception would keep it.
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
         #: The round that has not ended, or the one that was the last.
         self._round = _Round()
         self._marks: dict[int, str] = {}
@@ -79,7 +81,7 @@ class _Meeting:
         Raises:
             CollectiveError: Not all ranks came in time; or not to an earlier round.
         """
-        with self._changed:
+        with self._lock:
             here = self._round
             if here.outcome is None:
                 here.offers[rank] = offer
@@ -100,7 +102,7 @@ class _Meeting:
 
     def marks(self, rank: int, mark: str, deadline: float) -> dict[int, str]:
         """Leave a mark; return all as soon as they are there, else those there at the deadline."""
-        with self._changed:
+        with self._lock:
             self._marks[rank] = mark
             self._changed.notify_all()
             self._changed.wait_for(lambda: len(self._marks) == self._size, time_left(deadline))

@@ -86,7 +86,7 @@ from radixlink_contracts._match import (
 )
 from radixlink_contracts._phases import ExternalLinkerLoadPhase, LinkerTransferPhase
 from radixlink_contracts._pools import POOL_OF, ComponentType, PoolHitPolicy, PoolName
-from radixlink_contracts._runtime import Clock, Executor
+from radixlink_contracts._runtime import MAX_TIMEOUT_S, Clock, Executor
 from radixlink_contracts._store import (
     CacheIdentity,
     PageHandles,
@@ -102,6 +102,7 @@ from radixlink_contracts._tree import LinkedTreeCore, TreeCore, TreeNodeView
 
 __all__ = [
     "DEFAULT_NAMESPACE",
+    "MAX_TIMEOUT_S",
     "NOTHING_HAPPENED",
     "PAGE_KEY_BYTES",
     "POOL_OF",

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+MAX_TIMEOUT_S: Final = 1e6
+"""Eleven days: the longest that anybody may be told to wait. What threads and transports cannot add to
+now would raise where it is waited, in the middle of a match or a forward."""
 
 
 class Clock(Protocol):

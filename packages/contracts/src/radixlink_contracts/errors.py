@@ -138,11 +138,11 @@ class BackendUnavailableError(StorageError):
 
 
 class TransferError(LinkError):
-    """A transfer of pages failed; the cause is chained.
+    """A transfer of pages failed; what caused it is chained or, where it is a value, in the message.
 
     Attributes:
         direction: "load", "offload" or "touch".
-        pages: How many pages it moved.
+        pages: How many pages it was to move.
     """
 
     def __init__(

@@ -32,8 +32,10 @@ class JobBoard:
             completed_loads: What is still to be told of a board before this.
             completed_offloads: Likewise.
         """
-        #: Guards all below, and tells the thread of work and whoever resets of its end.
-        self._changed = threading.Condition()
+        #: Guards all below. Entered itself, and not by its condition: see `_transfer_thread`.
+        self._lock = threading.RLock()
+        #: Tells the thread of work and whoever resets of its end.
+        self._changed = threading.Condition(self._lock)
         self._batches: deque[LayerWiseBatch] = deque()
         self._loads: deque[Job] = deque()
         self._offloads: deque[Job] = deque()
@@ -53,7 +55,7 @@ class JobBoard:
 
     def add_loads(self, batch: LayerWiseBatch | None, staged: Sequence[Job]) -> None:
         """Hand over a batch, and loads for which no forward waits."""
-        with self._changed:
+        with self._lock:
             if batch is not None:
                 self._batches.append(batch)
             self._loads.extend(staged)
@@ -61,19 +63,19 @@ class JobBoard:
 
     def add_offload(self, job: Job) -> None:
         """Hand over an offload."""
-        with self._changed:
+        with self._lock:
             self._offloads.append(job)
             self._changed.notify_all()
 
     def add_touch(self, job: Job) -> None:
         """Hand over a touch. It ends among the offloads."""
-        with self._changed:
+        with self._lock:
             self._touches.append(job)
             self._changed.notify_all()
 
     def num_completed_loads(self) -> int:
         """How many load completions wait."""
-        with self._changed:
+        with self._lock:
             self._let_go(self._running)
             self._let_go(job for batch in self._batches for job in batch.jobs)
             self._let_go(self._loads)
@@ -89,7 +91,7 @@ class JobBoard:
 
     def num_completed_offloads(self) -> int:
         """How many offload completions wait."""
-        with self._changed:
+        with self._lock:
             self._let_go(self._running)
             self._let_go(self._offloads)
             self._let_go(self._touches)
@@ -111,7 +113,7 @@ class JobBoard:
 
     def fail_waiting(self, why: str) -> list[Job]:
         """What waits for the thread has failed, and touched nothing. Returns it."""
-        with self._changed:
+        with self._lock:
             waiting = [
                 *(job for batch in self._batches for job in batch.jobs),
                 *self._loads,
@@ -134,7 +136,7 @@ class JobBoard:
         Returns:
             A board for another thread, and what failed. None where a copy runs: nothing is changed.
         """
-        with self._changed:
+        with self._lock:
             if any(job.copying for job in self._running):
                 return None
             failed = [*self._running, *self.fail_waiting(why)]
@@ -149,14 +151,9 @@ class JobBoard:
         Raises:
             TransferTimeoutError: The copy did not end in time. It is the last of its operation.
         """
-        with self._changed:
+        with self._lock:
             running = self._running
-            for job in running:
-                job.over = True
-            self._batches.clear()
-            self._loads.clear()
-            self._offloads.clear()
-            self._touches.clear()
+            self._drop()
             ended = self._changed.wait_for(
                 lambda: not any(job.copying for job in running), timeout_s
             )
@@ -175,9 +172,27 @@ class JobBoard:
 
     def close(self) -> None:
         """Take no more jobs; the thread ends behind what it is at. Idempotent."""
-        with self._changed:
+        with self._lock:
             self._closed = True
             self._changed.notify_all()
+
+    def end(self) -> None:
+        """Take no more jobs and drop everything, with no word of it. Thread: any. Idempotent.
+
+        The thread ends behind the copy, or the call of a store, that it is in.
+        """
+        with self._lock:
+            self._drop()
+            self.close()
+
+    def _drop(self) -> None:
+        """Nobody wants to know any more of what is queued or runs. The lock is held."""
+        for job in self._running:
+            job.over = True
+        self._batches.clear()
+        self._loads.clear()
+        self._offloads.clear()
+        self._touches.clear()
 
     # -- on the transfer thread --------------------------------------------------------------------
 
@@ -186,7 +201,7 @@ class JobBoard:
 
         Touches, which are one short question, go before offloads: late, they would be offloads more.
         """
-        with self._changed:
+        with self._lock:
             self._changed.wait_for(
                 lambda: (
                     self._batches or self._loads or self._touches or self._offloads or self._closed
@@ -207,7 +222,7 @@ class JobBoard:
 
     def next_batch(self) -> LayerWiseBatch | None:
         """The next batch, beside what runs; None where no forward waits."""
-        with self._changed:
+        with self._lock:
             return None if self._closed or not self._batches else self._take_batch()
 
     def _take_batch(self) -> LayerWiseBatch:
@@ -223,7 +238,7 @@ class JobBoard:
         try:
             yield
         finally:
-            with self._changed:
+            with self._lock:
                 self._running = self._running[: len(self._running) - num_jobs]
                 self._changed.notify_all()
 
@@ -234,13 +249,13 @@ class JobBoard:
         Raises:
             TransferError: They may not be touched any more.
         """
-        with self._changed:
+        with self._lock:
             job.ask()
             job.copying = True
         try:
             yield
         finally:
-            with self._changed:
+            with self._lock:
                 job.copying = False
                 self._changed.notify_all()
 
@@ -249,7 +264,7 @@ class JobBoard:
 
         Thread: any.
         """
-        with self._changed:
+        with self._lock:
             if not job.over:
                 job.over = quiesced
                 load = job.direction == "load"

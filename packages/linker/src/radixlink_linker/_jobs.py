@@ -12,6 +12,10 @@ if TYPE_CHECKING:
     from radixlink_contracts import BatchIndex, OperationTicket, PoolTransfer
 
 
+class GivenUpError(TransferError):
+    """Nobody wants the operation any more. It says nothing of a store, nor of a copier."""
+
+
 @attrs.define(kw_only=True, eq=False)
 class Job:
     """One operation. The last two fields are guarded by the board's lock.
@@ -41,15 +45,18 @@ class Job:
         """Return while its slots may be touched.
 
         Raises:
-            TransferError: The ranks decided the operation, or the linker was reset.
+            GivenUpError: The ranks decided the operation, or the linker was reset.
         """
         if self.ticket.decided or self.over:
-            raise self.failed("it was given up")
+            raise self._error(GivenUpError, "it was given up")
 
     def failed(self, why: str) -> TransferError:
         """The error of a job that did not come through."""
-        return TransferError(
-            f"{self.direction}: {why}",
+        return self._error(TransferError, why)
+
+    def _error(self, kind: type[TransferError], why: str) -> TransferError:
+        return kind(
+            f"{self.direction} of operation {self.ticket.op}: {why}",
             direction=self.direction,
             pages=self.num_pages,
             operation=self.ticket.op,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 import attrs
 import torch
@@ -33,7 +33,7 @@ def max_lent(store: PageStore, copier: Copier) -> int | None:
 
 @attrs.frozen(kw_only=True, eq=False)
 class LentPages:
-    """A loan for one put or one load. A context manager: leaving it gives the memory back.
+    """A loan for one put or one load.
 
     Attributes:
         store: Whose memory it is.
@@ -53,6 +53,8 @@ class LentPages:
 
         Raises:
             ContractError: What is lent is no frame for each page; it is given back.
+
+        Owns: the caller releases it.
         """
         if not (isinstance(copier, RowCopier) and isinstance(store, LendingStore)):
             return None
@@ -97,14 +99,6 @@ class LentPages:
     def release(self) -> None:
         """Give the memory back. No copy of it runs. Idempotent."""
         self.lent.release()
-
-    def __enter__(self) -> Self:
-        """The memory is there already."""
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Give the memory back."""
-        self.release()
 
     def _rows(self, region: ByteRegion, layer_range: int) -> torch.Tensor:
         """One range of all pages. Shape: (num_pages, row bytes)."""

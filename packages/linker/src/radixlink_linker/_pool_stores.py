@@ -7,21 +7,24 @@ from typing import TYPE_CHECKING
 from typing_extensions import override
 
 from radixlink_contracts import (
+    PAGE_KEY_BYTES,
     PageBits,
     PageKeys,
     PoolGroup,
     PoolName,
+    PoolTransfer,
     PoolTransferResult,
     Touchable,
 )
 from radixlink_contracts.errors import ContractError
+from radixlink_linker._answers import answer_of
 from radixlink_linker._runtime import give_way
 from radixlink_linker._transfers import transfer_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from radixlink_contracts import DevicePool, PageStore, PoolTransfer
+    from radixlink_contracts import DevicePool, PageStore
 
 
 class OnePoolEach(PoolGroup):
@@ -79,7 +82,8 @@ class PoolStores:
             stores: A store beside each pool that the group resolves to.
 
         Raises:
-            ContractError: A store is of another pool, page size or layer ranges than its pool.
+            ContractError: A store is of another pool, page size or layer ranges than its pool, a
+                pool has none, or there is no pool.
         """
         self._group = group
         # Pools are few and kept alive here, so their ids are theirs alone; no order comes of them.
@@ -99,6 +103,13 @@ class PoolStores:
                 )
                 raise ContractError(msg)
             self._stores[id(pool)] = (pool, store)
+        one_page = PageKeys(bytes(PAGE_KEY_BYTES))
+        every = [PoolTransfer(name=source, keys=one_page) for source in sorted(group.sources)]
+        for pool, _ in self.resolve(every):
+            self.store_of(pool)
+        if not self._stores:
+            msg = "StoreLinker: expected at least one pool and its store, got none"
+            raise ContractError(msg)
 
     @staticmethod
     def _page_size(pool: PoolName, page_size: int) -> int:
@@ -146,7 +157,7 @@ class PoolStores:
                 places.append(place)
                 questions.append((self.store_of(pool), transfer.keys.resolve(give_way)))
         present = [True] * len(nodes)
-        for place, bits in zip(places, _ask_together(questions, _touch), strict=True):
+        for place, bits in zip(places, _ask_together("touch", questions, _touch), strict=True):
             present[place] = present[place] and bits.complete
         return present
 
@@ -165,6 +176,7 @@ class PoolStores:
         resolved_of = [self._group.resolve(transfers) for transfers in lookups]
         answers = iter(
             _ask_together(
+                "contains",
                 [
                     (self.store_of(pool), _lacking(keys, transfer.held))
                     for keys, resolved in zip(keys_of, resolved_of, strict=True)
@@ -227,6 +239,7 @@ def _touch(store: PageStore, keys: PageKeys) -> PageBits:
 
 
 def _ask_together(
+    call: str,
     questions: Sequence[tuple[PageStore, PageKeys]],
     ask: Callable[[PageStore, PageKeys], PageBits],
 ) -> list[PageBits]:
@@ -245,11 +258,7 @@ def _ask_together(
         keys = PageKeys(b"".join([questions[place][1].data for place in places]))
         if not len(keys):
             continue
-        there = ask(store, keys)
-        if there.count != len(keys):
-            msg = f"store: expected an answer for {len(keys)} pages, got {there.count}"
-            raise ContractError(msg)
-        mask = there.mask
+        mask = answer_of(store, call, ask(store, keys), len(keys)).mask
         for place in places:
             count = len(questions[place][1])
             answers[place] = PageBits(mask & ((1 << count) - 1), count)

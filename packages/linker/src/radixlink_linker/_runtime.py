@@ -6,13 +6,15 @@ import sys
 import threading
 import time
 from collections import deque
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final, Self
 
 from typing_extensions import override
 
-from radixlink_contracts import Clock, Executor
+from radixlink_contracts import MAX_TIMEOUT_S, Clock, Executor
 from radixlink_contracts.errors import ContractError, InvalidTransitionError
-from radixlink_linker._settings import HANGING_LOOKUPS, MAX_TIMEOUT_S
+from radixlink_linker._home_process import HomeProcess
+from radixlink_linker._settings import HANGING_LOOKUPS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -69,9 +71,12 @@ class ThreadExecutor(Executor):
                 f"got {close_timeout_s}"
             )
             raise ContractError(msg)
+        self._home = HomeProcess()
         self._close_timeout_s = close_timeout_s
-        #: Guards the tasks, and tells the threads of them.
-        self._changed = threading.Condition()
+        #: Guards the tasks. Entered itself, and not by its condition: see `_transfer_thread`.
+        self._lock = threading.RLock()
+        #: Tells the threads of tasks.
+        self._changed = threading.Condition(self._lock)
         self._tasks: deque[Callable[[], None]] = deque()
         self._closed = False
         self._num_threads = num_threads
@@ -87,8 +92,10 @@ class ThreadExecutor(Executor):
 
         Raises:
             RuntimeError: No thread is idle and there can be no more; the task is not taken.
+            StaleHandleError: This is a forked child, which has none of the threads.
         """
-        with self._changed:
+        self._home.check("ThreadExecutor")
+        with self._lock:
             if self._closed:
                 msg = "ThreadExecutor: expected an open executor, got a task after close"
                 raise InvalidTransitionError(msg, state="closed", event="submit")
@@ -104,8 +111,13 @@ class ThreadExecutor(Executor):
 
     @override
     def close(self) -> None:
-        """Drop the tasks that no thread has taken and wait for the others, for a while. Idempotent."""
-        with self._changed:
+        """Drop the tasks that no thread has taken and wait for the others, for a while. Idempotent.
+
+        In a forked child, nothing: all of it is its parent's.
+        """
+        if not self._home.is_here:
+            return
+        with self._lock:
             self._closed = True
             self._tasks.clear()
             self._changed.notify_all()
@@ -129,7 +141,7 @@ class ThreadExecutor(Executor):
     def _work(self) -> None:
         """Run tasks until the executor is closed. One that raises, which it may not, ends no thread."""
         while True:
-            with self._changed:
+            with self._lock:
                 self._changed.wait_for(lambda: self._tasks or self._closed)
                 if self._closed:
                     return
@@ -138,10 +150,16 @@ class ThreadExecutor(Executor):
             try:
                 task()
             except BaseException:  # noqa: BLE001 -- the thread is there for the other tasks too
-                threading.excepthook(
-                    threading.ExceptHookArgs((*sys.exc_info(), threading.current_thread()))
-                )
-            # Nothing of it is kept while there is nothing to do.
-            del task
-            with self._changed:
-                self._num_running -= 1
+                _tell()
+            finally:
+                # Nothing of it is kept while there is nothing to do.
+                del task
+                with self._lock:
+                    self._num_running -= 1
+
+
+def _tell() -> None:
+    """Tell of what is being handled, as a thread does that ends by it; a hook that raises tells nobody."""
+    args = threading.ExceptHookArgs((*sys.exc_info(), threading.current_thread()))
+    with suppress(BaseException):
+        threading.excepthook(args)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 import attrs
 
-from radixlink_contracts import POOL_OF, PoolName
+from radixlink_contracts import MAX_TIMEOUT_S, POOL_OF, PoolName
 from radixlink_contracts.errors import ContractError
 
 if TYPE_CHECKING:
@@ -14,9 +14,6 @@ if TYPE_CHECKING:
 
 WORD_BITS: Final = 64
 """Bits of a frame's word."""
-
-MAX_TIMEOUT_S: Final = 1e6
-"""Eleven days: what waits of threads take; a longer one raises, in the middle of a forward."""
 
 HANGING_LOOKUPS: Final = 4
 """How many lookups may hang: for each that does, and for the try behind it, a thread is needed."""

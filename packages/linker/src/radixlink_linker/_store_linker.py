@@ -27,6 +27,7 @@ from radixlink_contracts import (
 )
 from radixlink_contracts.errors import BackendUnavailableError, ContractError
 from radixlink_linker._breaker import Breaker
+from radixlink_linker._home_process import HomeProcess
 from radixlink_linker._job_board import JobBoard
 from radixlink_linker._jobs import Job, LayerWiseBatch
 from radixlink_linker._layer_counter import LayerDoneCounter
@@ -63,7 +64,8 @@ class StoreLinker(UnifiedCacheLinker, TouchingLinker, BatchingLinker):
     """A `UnifiedCacheLinker` over page stores, one for each pool.
 
     Ranks: local.
-    Thread: see `UnifiedCacheLinker`; owns one thread, started with the first transfer.
+    Thread: see `UnifiedCacheLinker`; owns one thread, started with the first transfer. In a forked
+        child, which has no such thread, every call but `lookup` and `close` is refused.
     """
 
     def __init__(
@@ -88,10 +90,15 @@ class StoreLinker(UnifiedCacheLinker, TouchingLinker, BatchingLinker):
         Raises:
             ContractError: A pool has no store, or one of another pool, page size or layer ranges.
         """
+        self._home = HomeProcess()
         self._settings = settings or StoreLinkerSettings()
         self._breakers: list[Breaker] = []
         self._stores = self._watched(pools, stores, clock or MonotonicClock())
-        self._counter = LayerDoneCounter(self._stores.num_layers, self._settings.layer_timeout_s)
+        self._counter = LayerDoneCounter(
+            self._stores.num_layers,
+            self._settings.layer_timeout_s,
+            lambda: self._hanging() is not None,
+        )
         self._copier = copier
         self._tally = StoreLinkerTally()
         self._board = JobBoard()
@@ -142,7 +149,9 @@ class StoreLinker(UnifiedCacheLinker, TouchingLinker, BatchingLinker):
 
         Raises:
             BackendUnavailableError: A store hangs.
+            StaleHandleError: This is a forked child.
         """
+        self._check_process()
         if self._board.closed:
             return False
         self._check_stores()
@@ -161,7 +170,11 @@ class StoreLinker(UnifiedCacheLinker, TouchingLinker, BatchingLinker):
         """Hand everything queued to the thread; what is layer-wise as one batch.
 
         See `UnifiedCacheLinker.start_layer_wise_loading`.
+
+        Raises:
+            StaleHandleError: This is a forked child.
         """
+        self._check_process()
         if not self._queued_loads:
             return None
         self._thread.ensure_started()
@@ -179,7 +192,11 @@ class StoreLinker(UnifiedCacheLinker, TouchingLinker, BatchingLinker):
         """Wait for the layers of a batch, unless the ranks decided all its loads already.
 
         See `UnifiedCacheLinker.finish_layer_wise_loading`.
+
+        Raises:
+            StaleHandleError: This is a forked child.
         """
+        self._check_process()
         if batch is None:
             return True
         if all(job.ticket.decided for job in self._started.pop(batch, ())):
@@ -200,7 +217,9 @@ class StoreLinker(UnifiedCacheLinker, TouchingLinker, BatchingLinker):
 
         Raises:
             BackendUnavailableError: A store hangs.
+            StaleHandleError: This is a forked child.
         """
+        self._check_process()
         if self._board.closed:
             return False
         self._check_stores()
@@ -214,7 +233,9 @@ class StoreLinker(UnifiedCacheLinker, TouchingLinker, BatchingLinker):
 
         Raises:
             BackendUnavailableError: A store hangs.
+            StaleHandleError: This is a forked child.
         """
+        self._check_process()
         if self._board.closed:
             return False
         self._check_stores()
@@ -224,7 +245,12 @@ class StoreLinker(UnifiedCacheLinker, TouchingLinker, BatchingLinker):
 
     @override
     def num_completed_loads(self) -> int:
-        """How many load completions wait; behind a call that hangs nothing waits any longer."""
+        """How many load completions wait; behind a call that hangs nothing waits any longer.
+
+        Raises:
+            StaleHandleError: This is a forked child.
+        """
+        self._check_process()
         self._fail_waiting()
         return self._board.num_completed_loads()
 
@@ -235,7 +261,12 @@ class StoreLinker(UnifiedCacheLinker, TouchingLinker, BatchingLinker):
 
     @override
     def num_completed_offloads(self) -> int:
-        """How many offload completions wait, touches among them; likewise."""
+        """How many offload completions wait, touches among them; likewise.
+
+        Raises:
+            StaleHandleError: This is a forked child.
+        """
+        self._check_process()
         self._fail_waiting()
         return self._board.num_completed_offloads()
 
@@ -250,7 +281,9 @@ class StoreLinker(UnifiedCacheLinker, TouchingLinker, BatchingLinker):
 
         Raises:
             TransferTimeoutError: The copy did not end in time. It is the last of its operation.
+            StaleHandleError: This is a forked child.
         """
+        self._check_process()
         self._queued_loads.clear()
         self._started.clear()
         self._counter.reset()
@@ -258,13 +291,18 @@ class StoreLinker(UnifiedCacheLinker, TouchingLinker, BatchingLinker):
 
     @override
     def close(self) -> None:
-        """`reset`, and end the thread; see `UnifiedCacheLinker.close`.
+        """`reset`, and end the thread, which lets the staging go; see `UnifiedCacheLinker.close`.
 
-        A store that hangs in a call is left behind with the thread: it has no slots any more.
+        A store that hangs in a call is left behind with the thread: it has no slots any more. In a
+        forked child, nothing: all of it is its parent's.
         """
+        if not self._home.is_here:
+            return
         self._board.close()
-        self.reset()
-        self._thread.join(self._settings.close_timeout_s)
+        try:
+            self.reset()
+        finally:
+            self._thread.join(self._settings.close_timeout_s)
 
     def __enter__(self) -> Self:
         """Closed at the end of the `with`."""
@@ -278,6 +316,14 @@ class StoreLinker(UnifiedCacheLinker, TouchingLinker, BatchingLinker):
     ) -> None:
         """`close`."""
         self.close()
+
+    def _check_process(self) -> None:
+        """Return where the thread is.
+
+        Raises:
+            StaleHandleError: This is a forked child.
+        """
+        self._home.check("StoreLinker")
 
     # -- stores that hang --------------------------------------------------------------------------
 
@@ -312,7 +358,7 @@ class StoreLinker(UnifiedCacheLinker, TouchingLinker, BatchingLinker):
         )
 
     def _hanging(self) -> str | None:
-        """What hangs on the transfer thread; None for nothing."""
+        """What hangs on the transfer thread; None for nothing. Thread: any."""
         ident = self._thread.ident
         for breaker in self._breakers:
             if breaker.hangs_on(ident):

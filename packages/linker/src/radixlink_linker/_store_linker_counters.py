@@ -23,7 +23,8 @@ class StoreLinkerCounters:
         pages_touched: Pages of touches that found all of theirs.
         pages_by_writer: Pages loaded, by the process that had written them (0: unknown).
         refused: Loads, offloads and touches that failed at once because a store hangs.
-        last_error: What the last failed transfer said, for people.
+        last_error: What the last failed transfer said, for people; one that was only given up says
+            nothing.
     """
 
     pages_loaded: int = 0

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import attrs
 
+from radixlink_contracts import MAX_TIMEOUT_S
 from radixlink_contracts.errors import ContractError
-from radixlink_linker._settings import MAX_TIMEOUT_S
 
 
 @attrs.frozen(kw_only=True)
@@ -22,9 +22,10 @@ class StoreLinkerSettings:
             kind has, nothing else is begun but for a try once in a while.
         max_hanging_calls: With so many calls that are on their way or lost while one hangs, there
             is no such try: each has a thread.
-        close_timeout_s: Seconds that `close` waits for a store that is in a call.
-        quiesce_timeout_s: Seconds that `reset` waits for the copy that runs, and `close` for the
-            thread.
+        close_timeout_s: Seconds that `close`, or the end of a process without it, waits for the
+            thread, which may be in a call of a store.
+        quiesce_timeout_s: Seconds that `reset` waits for the copy that runs; so does `close`, before
+            it waits for the thread.
     """
 
     staging_bytes: int = 16 << 20

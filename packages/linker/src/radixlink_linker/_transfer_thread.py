@@ -13,18 +13,31 @@ staged load it moves a run of pages at a time, and looks between two runs whethe
 Failures are values, whatever a store raised: also what is no `Exception`, which would end the thread
 with all that waits for it. No exception or traceback is kept. A load that fails takes no other load
 of its batch with it.
+
+A process that ends while a thread is within torch is aborted. So one that nobody closed is told to end
+before the interpreter does, which waits for it a little.
+
+A signal's exception may come between any two steps of Python in the thread that launches forwards.
+So what two threads share is guarded by `with lock`, which is entered and left in C, and never by
+`with condition`: its `__enter__` and `__exit__` are Python, and one that is left in its middle keeps
+the lock for ever.
 """
 
 from __future__ import annotations
 
+import atexit
 import threading
-from contextlib import closing, contextmanager
-from typing import TYPE_CHECKING, assert_never
+import time
+import weakref
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Final, assert_never
 
 from radixlink_contracts import Outcome
-from radixlink_linker._jobs import Job, LayerWiseBatch, TouchBatch
+from radixlink_linker._jobs import GivenUpError, Job, LayerWiseBatch, TouchBatch
 from radixlink_linker._page_mover import PageMover, writers_of
 from radixlink_linker._runtime import give_way
+from radixlink_linker._texts import named, text_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -36,6 +49,9 @@ if TYPE_CHECKING:
     from radixlink_linker._pool_stores import PoolStores
     from radixlink_linker._store_linker_counters import StoreLinkerTally
     from radixlink_linker._store_linker_settings import StoreLinkerSettings
+
+_ASK_AGAIN_S: Final = 0.01
+"""How long a fence that raises is left alone."""
 
 
 class TransferThread:
@@ -67,15 +83,21 @@ class TransferThread:
         self._stores = stores
         self._layers = layers
         self._copy_timeout_s = settings.copy_timeout_s
+        self._close_timeout_s = settings.close_timeout_s
         self._mover = PageMover(
             stores,
             copier,
             self._copy,
+            board.copying,
+            tally,
             staging_bytes=settings.staging_bytes,
             lease_s=settings.lease_s,
         )
         self._tally = tally
+        #: Guards the thread, and which one works.
+        self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
+        self._at_exit = partial(_end_with_process, weakref.ref(self))
 
     @property
     def ident(self) -> int | None:
@@ -83,25 +105,54 @@ class TransferThread:
         return None if self._thread is None else self._thread.ident
 
     def ensure_started(self) -> None:
-        """There is a thread that looks for work.
+        """There is a thread that looks for work; another where the last one died.
 
         Raises:
             RuntimeError: There can be no more threads. Nothing may be handed to it before this.
         """
-        if self._thread is None:
-            thread = threading.Thread(target=self._work, name="radixlink-transfer", daemon=True)
-            thread.start()
-            self._thread = thread
+        with self._lock:
+            if self._thread is not None and self._thread.is_alive():
+                return
+            # Known before it runs: a signal's exception may leave `start` while the thread goes on.
+            thread = self._thread = threading.Thread(
+                target=self._work, name="radixlink-transfer", daemon=True
+            )
+            atexit.unregister(self._at_exit)
+            atexit.register(self._at_exit)
+        thread.start()
 
     def join(self, timeout_s: float) -> None:
-        """Wait for the end of the thread, for a while, and let the staging memory go."""
-        if self._thread is not None:
+        """Wait for the end of the thread, for a while.
+
+        Whenever that is, it lets its staging memory go: until then a copy may run in it.
+        """
+        if self._thread is not None and self._thread.is_alive():
             self._thread.join(timeout_s)
-        self._mover.release()
+            if self._thread.is_alive():
+                return
+        atexit.unregister(self._at_exit)
+
+    def end(self) -> None:
+        """Give all jobs up, and wait for the end of the thread, for a while."""
+        # In a forked child there is none, and whoever held a lock at the fork holds it for ever.
+        if self._thread is not None and self._thread.is_alive():
+            self._board.end()
+            self._thread.join(self._close_timeout_s)
 
     # -- on the thread -----------------------------------------------------------------------------
 
     def _work(self) -> None:
+        """Run jobs until the board is closed, and let the staging memory go."""
+        with self._lock:
+            # One that was left in its start may come to run when another has its place already.
+            if self._thread is not threading.current_thread():
+                return
+        try:
+            self._run_all()
+        finally:
+            self._mover.release()
+
+    def _run_all(self) -> None:
         """Run jobs until the board is closed."""
         while (work := self._board.next_work()) is not None:
             with self._board.running(work):
@@ -185,17 +236,16 @@ class TransferThread:
             self._fail(job, raised)
 
     def _close(self, runs: Iterable[OpenRun]) -> None:
-        """Give back what was lent for some runs; a store that does not take it back is only counted."""
+        """Give back what was lent for some runs."""
         for run in runs:
-            try:
-                run.close()
-            except BaseException as raised:  # noqa: BLE001 -- likewise, and how the load ended is told elsewhere
-                self._tally.count_failure(f"give lent memory back: {_text(raised)}")
+            self._mover.close(run)
 
     def _fail(self, job: Job, raised: BaseException) -> None:
         """A job did not come through, and touches its slots no more."""
-        why = _text(raised)
-        self._tally.count_failure(f"operation {job.ticket.op}: {why}")
+        why = text_of(raised, named)
+        if not isinstance(raised, GivenUpError):
+            # Of what was given up, the cause was told before, or is none of a transfer.
+            self._tally.count_failure(f"operation {job.ticket.op}: {why}")
         self._board.tell(job, Outcome.FAILED, quiesced=True, why=why)
 
     def _load(self, job: Job) -> None:
@@ -207,9 +257,11 @@ class TransferThread:
         runs: list[OpenRun] = []
         job.ask()
         for run in self._mover.open(job):
-            with closing(run):
+            try:
                 for layer_range in range(len(run.pool.range_bytes)):
                     self._mover.load(job, run, layer_range)
+            finally:
+                self._mover.close(run)
             runs.append(run)
             self._serve_forwards()
         self._count_loaded(runs)
@@ -258,18 +310,34 @@ class TransferThread:
         self._tally.count_loaded(sum(map(len, runs)), writers_of(runs))
 
     def _copy(self, job: Job, start: Callable[[], Fence]) -> None:
-        """Ask, start one copy, and wait for its end, however late that is; see `GuardedCopy`."""
+        """Ask, start one copy, and wait for its end, however late that is; see `GuardedCopy`.
+
+        A fence that raises does not say that the copy has ended, so it is like one that is late: the
+        operation has failed, and its slots and the memory on the host are kept until it does say so.
+        """
         with self._board.copying(job):
             fence = start()
-            in_time = fence.wait(self._copy_timeout_s)
-            if not in_time:
-                self._board.tell(job, Outcome.FAILED, quiesced=False, why="a copy is late")
-                while not fence.wait(self._copy_timeout_s):
-                    pass
-        if not in_time:
-            raise job.failed(f"a copy took longer than {self._copy_timeout_s} s")
+            first = late = self._waited(fence)
+            if late is not None:
+                self._board.tell(job, Outcome.FAILED, quiesced=False, why=late)
+            while late is not None:
+                late = self._waited(fence)
+        if first is not None:
+            raise job.failed(first)
+
+    def _waited(self, fence: Fence) -> str | None:
+        """Wait for the end of a copy, for a while: why it may still run; None where it has ended."""
+        try:
+            if fence.wait(self._copy_timeout_s):
+                return None
+        except BaseException as raised:  # noqa: BLE001 -- likewise
+            time.sleep(_ASK_AGAIN_S)
+            return f"the end of a copy cannot be told: {text_of(raised, named)}"
+        return f"a copy took longer than {self._copy_timeout_s} s"
 
 
-def _text(raised: BaseException) -> str:
-    """What was raised, for people."""
-    return f"{type(raised).__name__}: {raised}"
+def _end_with_process(ref: weakref.ref[TransferThread]) -> None:
+    """The process ends, and with it the thread, if there is one."""
+    thread = ref()
+    if thread is not None:
+        thread.end()

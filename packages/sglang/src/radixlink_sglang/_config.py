@@ -7,11 +7,8 @@ from typing import Any, Final, Self, cast
 
 import attrs
 
+from radixlink_contracts import MAX_TIMEOUT_S
 from radixlink_sglang.errors import LinkerConfigError
-
-MAX_TIMEOUT_S: Final = 1e6
-"""Eleven days: what `StoreLinkerSettings` and the waits of threads take; a longer one raises, in the
-middle of a match."""
 
 _KINDS: Final[Mapping[type, str]] = {str: "a string", int: "an int", float: "a number"}
 """What a field's type is called."""

@@ -47,7 +47,9 @@ class WriteBehind:
         self._pause_s: Final = pause_s
         self._end: Final = end
         self._max_pages: Final = max_pages
-        self._changed: Final = threading.Condition()
+        # `with` enters a lock in C, a condition in Python, where a signal's exception would keep it.
+        self._lock: Final = threading.RLock()
+        self._changed: Final = threading.Condition(self._lock)
         self._waiting: Final[deque[PageKeys]] = deque()
         #: Pages that wait or are being written.
         self._num_pages = 0
@@ -63,7 +65,7 @@ class WriteBehind:
             How many are refused: they are too many, or this was closed, or there is no thread to
             write them. The first ones are taken.
         """
-        with self._changed:
+        with self._lock:
             is_open = self._deadline is None and not self._ended
             room = self._max_pages - self._num_pages if is_open else 0
             taken = keys if len(keys) <= room else keys.span(0, max(0, room))
@@ -81,7 +83,7 @@ class WriteBehind:
         Returns:
             Whether that is so; False after the time is up.
         """
-        with self._changed:
+        with self._lock:
             self._changed.wait_for(
                 lambda: not self._num_pages or self._ended, min(timeout_s, _LONGEST_S)
             )
@@ -95,7 +97,7 @@ class WriteBehind:
         Returns:
             How many pages were not written.
         """
-        with self._changed:
+        with self._lock:
             if self._deadline is not None:
                 return 0
             self._deadline = time.monotonic() + timeout_s
@@ -104,7 +106,7 @@ class WriteBehind:
             self._end()
             return 0
         self._thread.join(min(timeout_s + 1.0, _LONGEST_S))
-        with self._changed:
+        with self._lock:
             return self._num_pages
 
     def _start(self) -> bool:
@@ -126,20 +128,20 @@ class WriteBehind:
         try:
             while (keys := self._next()) is not None:
                 rest = self._write(keys)
-                with self._changed:
+                with self._lock:
                     self._num_pages -= len(keys) - len(rest)
                     if len(rest):
                         self._waiting.appendleft(rest)
                     self._changed.notify_all()
         finally:
-            with self._changed:
+            with self._lock:
                 self._ended = True
                 self._changed.notify_all()
             self._end()
 
     def _next(self) -> PageKeys | None:
         """The pages to write next, once there are some and it makes sense; None for the end."""
-        with self._changed:
+        with self._lock:
             while True:
                 pause_s = self._pause_s()
                 if self._deadline is not None and (

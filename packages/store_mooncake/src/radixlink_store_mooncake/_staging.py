@@ -76,7 +76,9 @@ class Staging:
         with contextlib.suppress(OSError):
             mapped.madvise(mmap.MADV_HUGEPAGE)
         self._memory: Final = np.frombuffer(mapped, np.uint8)
-        self._changed: Final = threading.Condition()
+        # `with` enters a lock in C, a condition in Python, where a signal's exception would keep it.
+        self._lock: Final = threading.RLock()
+        self._changed: Final = threading.Condition(self._lock)
         self._free: Final = [
             Block(self, self._memory[start : start + block_bytes])
             for start in range(0, stride * num_blocks, stride)
@@ -106,7 +108,7 @@ class Staging:
         Raises:
             UnansweredError: None became free in time.
         """
-        with self._changed:
+        with self._lock:
             if not self._changed.wait_for(self._make_room, timeout_s):
                 raise UnansweredError(
                     f"Mooncake: expected one of the staging buffers within {timeout_s:.3g} s, but "
@@ -117,7 +119,7 @@ class Staging:
 
     def lend(self) -> Block | None:
         """A block, held once, for a borrower, who releases it; None if there is none now."""
-        with self._changed:
+        with self._lock:
             if len(self._lent) >= self._max_lent or not self._make_room():
                 return None
             block = self._taken()
@@ -132,7 +134,7 @@ class Staging:
             pages: Where each page begins in it.
             uses: How often one of its pages will be asked for, in all.
         """
-        with self._changed:
+        with self._lock:
             block.holders += 1
             self._kept[block] = tuple(pages)
             self._uses[block] = uses
@@ -140,7 +142,7 @@ class Staging:
 
     def find(self, pages: Sequence[PageId]) -> list[tuple[Block, int] | None]:
         """Where kept pages are. The caller holds each block as often as it is named, and releases it."""
-        with self._changed:
+        with self._lock:
             found = [self._pages.get(page) for page in pages]
             for place in found:
                 if place is not None:
@@ -151,13 +153,13 @@ class Staging:
 
     def hold(self, blocks: Iterable[Block]) -> None:
         """One more holds each."""
-        with self._changed:
+        with self._lock:
             for block in blocks:
                 block.holders += 1
 
     def release(self, blocks: Iterable[Block]) -> None:
         """One fewer holds each, as often as it is named."""
-        with self._changed:
+        with self._lock:
             for block in blocks:
                 self._let_go(block)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Final, Self, TypeVar
 
+from radixlink_contracts import MAX_TIMEOUT_S
 from radixlink_contracts.errors import ContractError, InvalidTransitionError
 from radixlink_transformers._admission import Admission
 from radixlink_transformers._answer import Answer, Question
@@ -19,7 +20,6 @@ from radixlink_transformers._request import EngineRequest, prompt_key, token_ids
 from radixlink_transformers._scheduler import Scheduler
 from radixlink_transformers._stay import Stay
 from radixlink_transformers._timer import Timer
-from radixlink_transformers._values import MAX_WAIT_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
@@ -340,8 +340,10 @@ class TransformersEngine:
             ContractError: That is no time to wait.
         """
         self._require_open("settle")
-        if not 0 <= timeout_s <= MAX_WAIT_S:
-            raise ContractError(f"settle: expected timeout_s in 0..{MAX_WAIT_S:g}, got {timeout_s}")
+        if not 0 <= timeout_s <= MAX_TIMEOUT_S:
+            raise ContractError(
+                f"settle: expected timeout_s in 0..{MAX_TIMEOUT_S:g}, got {timeout_s}"
+            )
         patience = self._begin_wait(timeout_s)
         while self._scheduler.num_in_flight or self._cache.num_outstanding:
             if not patience.lasts():

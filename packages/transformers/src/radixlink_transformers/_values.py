@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import attrs
 
-from radixlink_contracts import LoadMode
+from radixlink_contracts import MAX_TIMEOUT_S, LoadMode
 from radixlink_contracts.errors import ContractError
 
 if TYPE_CHECKING:
     import torch
-
-MAX_WAIT_S: Final = 1e6
-"""The longest that anybody waits: eleven days."""
 
 
 @attrs.frozen(kw_only=True)
@@ -48,9 +45,12 @@ class EngineSettings:
             value: int | None = getattr(self, name)
             if value is not None and value < 1:
                 raise ContractError(f"EngineSettings: expected {name} of at least 1, got {value}")
-        if not 0 <= self.wait_timeout_s <= MAX_WAIT_S or not 0 < self.poll_interval_s <= MAX_WAIT_S:
+        if (
+            not 0 <= self.wait_timeout_s <= MAX_TIMEOUT_S
+            or not 0 < self.poll_interval_s <= MAX_TIMEOUT_S
+        ):
             raise ContractError(
-                f"EngineSettings: expected wait_timeout_s in 0..{MAX_WAIT_S:g} and poll_interval_s "
+                f"EngineSettings: expected wait_timeout_s in 0..{MAX_TIMEOUT_S:g} and poll_interval_s "
                 f"above 0, got {self.wait_timeout_s} and {self.poll_interval_s}"
             )
 
