@@ -356,11 +356,11 @@ def test_a_failed_load_is_told_where_it_failed_and_as_some_other_ranks_elsewhere
     (there,) = explain(replica.ranks[0], "a").failures
     (here,) = explain(replica.ranks[1], "a").failures
     assert (there.here, here.here) == (False, True)
-    assert "1 of 4 pages are gone" in here.why
+    assert "1 of 4 pages of kv are gone" in here.why
     assert there.op == here.op
     assert f"load {here.op} failed" in str(explain(replica.ranks[0], "a"))
     assert "on some other rank" in str(explain(replica.ranks[0], "a"))
-    assert "pages are gone" in str(explain(replica.ranks[1], "a"))
+    assert "pages of kv are gone" in str(explain(replica.ranks[1], "a"))
     replica.match("a", TOKENS)
     assert causes(replica, "a") is HitCause.FAILED_LATELY
     before = explain(replica.ranks[0], "a").failures[0].age

@@ -198,7 +198,7 @@ def fails() -> None:
     assert explanation is not None
     (failure,) = explanation.failures
     assert failure.here == last
-    assert ("1 of 4 pages are gone" in failure.why) == last
+    assert ("1 of 4 pages of kv are gone" in failure.why) == last
     engine.close()
 
 
