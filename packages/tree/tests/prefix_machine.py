@@ -415,15 +415,15 @@ class TreeMachine(RuleBasedStateMachine):
     # -- the linker ------------------------------------------------------------------------------
 
     @precondition(lambda self: self.threshold is None)
-    @rule(threshold=st.integers(1, 3))
-    def attach(self, threshold: int) -> None:
-        self.tree.attach_linker(backup_threshold=threshold)
-        self.threshold = threshold
+    @rule(threshold=st.integers(1, 3), retry_after=st.integers(1, 4))
+    def attach(self, threshold: int, retry_after: int) -> None:
+        self.tree.attach_linker(backup_threshold=threshold, retry_after=retry_after)
+        self.threshold, self.model.retry_after = threshold, retry_after
 
-    @initialize(threshold=st.sampled_from([1, 2, None]))
-    def attach_early(self, threshold: int | None) -> None:
+    @initialize(threshold=st.sampled_from([1, 2, None]), retry_after=st.sampled_from([1, 3]))
+    def attach_early(self, threshold: int | None, retry_after: int) -> None:
         if threshold is not None:
-            self.attach(threshold)
+            self.attach(threshold, retry_after)
 
     @precondition(lambda self: self.threshold is not None)
     @rule(pick=picks)
@@ -437,6 +437,7 @@ class TreeMachine(RuleBasedStateMachine):
             page.hits = 0
             page.stored.clear()
             page.pending.clear()
+            page.failures = page.due_at = 0
 
     def drop_offloads(self) -> None:
         for offload in self.offloads.values():
@@ -486,13 +487,22 @@ class TreeMachine(RuleBasedStateMachine):
         operation = list(self.offloads)[pick % len(self.offloads)]
         offload = self.offloads.pop(operation)
         self.tree.finish_offload(operation, stored=stored)
-        for page in self.model.pages.values():
-            for kind in [kind for kind, by in page.pending.items() if by == operation]:
-                del page.pending[kind]
-                if stored:
-                    page.stored.add(kind)
+        self.model.finish_offload(operation, stored=stored)
         if offload.receipt is not None:
             self.unlock(offload.receipt, offload.lock)
+
+    @precondition(lambda self: self.offered)
+    @rule(pick=picks, times=st.integers(1, 4))
+    def offload_in_vain(self, pick: int, times: int) -> None:
+        """Offloads of a node fail one after the other."""
+        offered = self.offered[pick % len(self.offered)]
+        for _ in range(times):
+            before = len(self.offloads)
+            self.offered.append(offered)
+            self.offload(len(self.offered) - 1)
+            if len(self.offloads) == before:
+                return
+            self.finish_offload(before, stored=False)
 
     @precondition(lambda self: self.model.pages)
     @rule(pick=picks)

@@ -57,6 +57,8 @@ class Page:
         hits: The inserts that counted it.
         stored: What of it the store has; the state at its end is of this page alone.
         pending: What of it is being offloaded, and by what.
+        failures: Offloads of its run that failed in a row.
+        due_at: The use of the tree from which on the run is offered again.
     """
 
     slot: int
@@ -69,6 +71,13 @@ class Page:
     hits: int = 0
     stored: set[ComponentType] = attrs.field(factory=set)
     pending: dict[ComponentType, OperationId] = attrs.field(factory=dict)
+    failures: int = 0
+    due_at: int = 0
+
+    @property
+    def lacks(self) -> set[ComponentType]:
+        """What of it is neither stored nor on its way."""
+        return self.held - self.stored - self.pending.keys()
 
     @property
     def held(self) -> set[ComponentType]:
@@ -145,6 +154,9 @@ class Model:
         self.pages: dict[Prefix, Page] = {}
         self.locks: list[Lock] = []
         self.now = 0
+        #: Matches and inserts.
+        self.uses = 0
+        self.retry_after = 1
 
     # -- asking ------------------------------------------------------------------------------------
 
@@ -163,6 +175,11 @@ class Model:
             if page.ends:
                 yield start, end
                 start = end
+
+    def run_to(self, last: Prefix) -> list[Page]:
+        """The pages of the run that ends there."""
+        start, end = list(self.runs(last))[-1]
+        return self.path(last)[start:end]
 
     def locked(self, prefix: Prefix) -> bool:
         return any(begins(prefix, lock.prefix) for lock in self.locks)
@@ -315,10 +332,27 @@ class Model:
             if restored and idle and params.state is not None and end == len(path):
                 run[-1].stored |= {MAMBA} & run[-1].held
             # What is on its way is not offered again; what came since is.
-            lacks = any(page.held - page.stored - page.pending.keys() for page in run)
-            if lacks and (due or run[0].hits >= threshold):
+            lacks = set[ComponentType]().union(*[page.lacks for page in run])
+            if lacks and self.uses < run[0].due_at:
+                # What failed waits, and nothing is stored behind pages that are not.
+                due = [] if FULL in lacks else due
+            elif lacks and (due or run[0].hits >= threshold):
                 due.insert(0, end)
         return due
+
+    def finish_offload(self, operation: OperationId, *, stored: bool) -> None:
+        """What was on its way is stored; or its runs wait for a use, and for twice as many each time."""
+        for prefix, page in self.pages.items():
+            of_it = [kind for kind, by in page.pending.items() if by == operation]
+            for kind in of_it:
+                del page.pending[kind]
+                if stored:
+                    page.stored.add(kind)
+            # A state is of the last page alone, and what failed with it is the run.
+            for member in self.run_to(prefix) if of_it and page.ends else ():
+                if not stored:
+                    member.due_at = self.uses + self.retry_after * 2 ** min(member.failures, 6)
+                member.failures = 0 if stored else member.failures + 1
 
     def evict(self, num_pages: int, windows: int, states: int) -> list[Event]:
         """Give up full pages, then windows, then states."""
@@ -390,6 +424,7 @@ class Model:
 
     def use(self, prefix: Prefix) -> int:
         """Use what is there; a run is cut where the use ends."""
+        self.uses += 1
         path, now = self.path(prefix), self.tick()
         for page in path:
             page.used = now
