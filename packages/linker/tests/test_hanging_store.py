@@ -48,6 +48,20 @@ class HangingWorld(World):
         self.clock.advance(HANG_S)
         return ticket
 
+    def lose_the_call(self) -> threading.Thread:
+        """The store is back, but for the one call, which is lost. Returns its thread."""
+        hung = self.linker._thread._thread
+        assert hung is not None
+        self.store.hanging.clear()
+        self.clock.advance(HANG_S)
+        return hung
+
+    def let_it_return(self, hung: threading.Thread) -> None:
+        """What was lost comes back late, and its thread ends."""
+        self.store.gate.set()
+        hung.join(10)
+        assert not hung.is_alive()
+
     def refused(self, begin: str) -> str:
         """What the linker says to one more."""
         ticket, transfers = self.ticket(), [self.transfer(0, 1)]
@@ -140,11 +154,7 @@ def test_once_the_call_has_returned_all_is_as_before(world: HangingWorld, call: 
 def test_a_try_on_another_thread_finds_the_store_back(world: HangingWorld) -> None:
     stuck = world.hang("open")
     world.refused("load")
-    hung = world.linker._thread._thread
-    assert hung is not None
-    # The store is back, but for the one call, which is lost.
-    world.store.hanging.clear()
-    world.clock.advance(HANG_S)
+    hung = world.lose_the_call()
     found = world.load(1, 3, at=1)
     world.idle()
     assert world.loads() == [*failed(stuck), *landed(found)]
@@ -154,9 +164,7 @@ def test_a_try_on_another_thread_finds_the_store_back(world: HangingWorld) -> No
     assert (world.loads(), world.offloads()) == (landed(after), landed(stored))
     # What comes back late touches nothing, and its thread ends.
     copies = world.copier.copies
-    world.store.gate.set()
-    hung.join(10)
-    assert not hung.is_alive()
+    world.let_it_return(hung)
     assert world.copier.copies == copies
     assert world.loads() == []
 
@@ -172,17 +180,12 @@ def test_what_comes_back_late_asks_neither_the_store_nor_the_copier_for_more(
     world.idle()
     world.hang(call)
     world.refused("load")
-    hung = world.linker._thread._thread
-    assert hung is not None
-    world.store.hanging.clear()
-    world.clock.advance(HANG_S)
+    hung = world.lose_the_call()
     found = world.load(1, 3, at=1)
     world.idle()
     assert landed(found)[0] in world.loads()
     before = (list(world.store.calls), list(world.copier.sizes), world.copier.copies)
-    world.store.gate.set()
-    hung.join(10)
-    assert not hung.is_alive()
+    world.let_it_return(hung)
     assert (world.store.calls, world.copier.sizes, world.copier.copies) == before
 
 

@@ -8,10 +8,10 @@ import time
 from functools import partial
 
 import pytest
-from packages.linker.tests.forked import ends_well_in_a_child
 
 from radixlink_contracts.errors import ContractError, InvalidTransitionError, StaleHandleError
 from radixlink_linker import MonotonicClock, ThreadExecutor
+from radixlink_testing.forks import in_a_child_while_held
 
 
 def test_the_clock_only_goes_forward() -> None:
@@ -220,7 +220,7 @@ def test_a_forked_child_has_none_of_the_threads_and_waits_for_none() -> None:
     executor.submit(ran.set)
     assert ran.wait(10)
 
-    def in_the_child() -> None:
+    def in_the_child() -> int:
         with pytest.raises(StaleHandleError, match="make another in the child"):
             executor.submit(ran.set)
         executor.close()
@@ -228,8 +228,9 @@ def test_a_forked_child_has_none_of_the_threads_and_waits_for_none() -> None:
             ran_here = threading.Event()
             another.submit(ran_here.set)
             assert ran_here.wait(10)
+        return 0
 
-    assert ends_well_in_a_child(executor._changed, in_the_child)
+    assert in_a_child_while_held(executor._changed, in_the_child) == 0
     # It is the parent's as ever.
     again = threading.Event()
     executor.submit(again.set)

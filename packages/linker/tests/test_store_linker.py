@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Never
 import attrs
 import pytest
 import torch
-from packages.linker.tests.forked import ends_well_in_a_child
 from typing_extensions import override
 
 from radixlink_contracts import (
@@ -51,6 +50,7 @@ from radixlink_contracts.errors import (
 from radixlink_linker import StoreLinker, StoreLinkerSettings
 from radixlink_linker._lent_pages import LentPages
 from radixlink_testing import InMemoryStoreFactory
+from radixlink_testing.forks import in_a_child_while_held
 from radixlink_testing.lending import GIVEN_BACK, LendingPageStore
 from radixlink_testing.linkers import FaultyPageStore
 from radixlink_testing.pages import page_keys, page_parts
@@ -1292,7 +1292,7 @@ def test_a_forked_child_is_refused_and_waits_for_no_lock(world: World) -> None:
         linker.reset,
     ]
 
-    def in_the_child() -> None:
+    def in_the_child() -> int:
         for call in calls:
             with pytest.raises(StaleHandleError, match="make another in the child"):
                 call()
@@ -1304,8 +1304,9 @@ def test_a_forked_child_is_refused_and_waits_for_no_lock(world: World) -> None:
         mine.idle()
         assert mine.loads() == landed(ticket)
         mine.end()
+        return 0
 
-    assert ends_well_in_a_child(linker._board._changed, in_the_child)
+    assert in_a_child_while_held(linker._board._changed, in_the_child) == 0
     # The parent goes on.
     linker.start_layer_wise_loading()
     world.idle()

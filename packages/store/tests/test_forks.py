@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from packages.store.tests.forked import in_a_child_while_held
 
 from radixlink_contracts import PageBits, StoreConfig
 from radixlink_contracts.errors import StaleHandleError
@@ -19,6 +18,7 @@ from radixlink_store._file import FileStoreFactory, creation_lock
 from radixlink_store._log_file import LOG_SUFFIX
 from radixlink_store._log_room import sizes_in
 from radixlink_testing import put_pages, read_right
+from radixlink_testing.forks import in_a_child_while_held
 from radixlink_testing.pages import page_keys
 
 if TYPE_CHECKING:

@@ -6,11 +6,11 @@ import os
 from typing import TYPE_CHECKING
 
 import pytest
-from packages.store.tests.forked import in_a_child_while_held
 
 from radixlink_store._locks import SlotLocks
 from radixlink_store._tally import Tally
 from radixlink_store._tier_tally import TierTally
+from radixlink_testing.forks import in_a_child_while_held
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -6,7 +6,6 @@ import threading
 from typing import TYPE_CHECKING
 
 import pytest
-from packages.store.tests.forked import in_a_child_while_held
 from typing_extensions import override
 
 from radixlink_store_mpi import _courier
@@ -14,6 +13,7 @@ from radixlink_store_mpi._courier import Courier
 from radixlink_store_mpi._mpi import MPI
 from radixlink_store_mpi._transit import Sending
 from radixlink_store_mpi.counters import NodeCounters, NodeTally
+from radixlink_testing.forks import in_a_child_while_held
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer

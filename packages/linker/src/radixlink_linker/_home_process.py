@@ -10,8 +10,13 @@ from radixlink_contracts.errors import StaleHandleError
 class HomeProcess:
     """The process that made something. Thread: any."""
 
-    def __init__(self) -> None:
-        """It is this one."""
+    def __init__(self, what: str) -> None:
+        """It is this one.
+
+        Args:
+            what: What was made, for people.
+        """
+        self._what = what
         self._id = os.getpid()
 
     @property
@@ -19,7 +24,7 @@ class HomeProcess:
         """False in a forked child, where a lock may be held for ever by a thread of the parent."""
         return os.getpid() == self._id
 
-    def check(self, what: str) -> None:
+    def check(self) -> None:
         """Return in the process that made it.
 
         Raises:
@@ -27,7 +32,7 @@ class HomeProcess:
         """
         if not self.is_here:
             msg = (
-                f"{what}: expected to work in process {self._id} that made it, got its forked "
+                f"{self._what}: expected to work in process {self._id} that made it, got its forked "
                 f"child {os.getpid()}; make another in the child"
             )
             raise StaleHandleError(msg)

@@ -71,7 +71,7 @@ class ThreadExecutor(Executor):
                 f"got {close_timeout_s}"
             )
             raise ContractError(msg)
-        self._home = HomeProcess()
+        self._home = HomeProcess("ThreadExecutor")
         self._close_timeout_s = close_timeout_s
         #: Guards the tasks. Entered itself, and not by its condition: see `_transfer_thread`.
         self._lock = threading.RLock()
@@ -94,7 +94,7 @@ class ThreadExecutor(Executor):
             RuntimeError: No thread is idle and there can be no more; the task is not taken.
             StaleHandleError: This is a forked child, which has none of the threads.
         """
-        self._home.check("ThreadExecutor")
+        self._home.check()
         with self._lock:
             if self._closed:
                 msg = "ThreadExecutor: expected an open executor, got a task after close"

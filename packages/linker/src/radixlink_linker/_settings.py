@@ -117,13 +117,18 @@ class LinkerSettings:
                 f"{[pool.value for pool in POOL_OF.values()]}, got {self.shared_pools}"
             )
             raise ContractError(msg)
-        lookup_words = -(-self.max_lookups // WORD_BITS)
-        if self.frame_words < 6 + lookup_words:
+        least = self.least_frame_words(self.max_lookups)
+        if self.frame_words < least:
             msg = (
-                f"LinkerSettings: expected frame_words of at least {6 + lookup_words} "
+                f"LinkerSettings: expected frame_words of at least {least} "
                 f"for {self.max_lookups} lookups, got {self.frame_words}"
             )
             raise ContractError(msg)
+
+    @staticmethod
+    def least_frame_words(max_lookups: int) -> int:
+        """The words of the smallest frame that asks about so many lookups."""
+        return 6 + -(-max_lookups // WORD_BITS)
 
     def stored_elsewhere(self, rank: int, num_ranks: int) -> frozenset[PoolName]:
         """The pools that another rank stores for this one, which holds the same bytes.

@@ -90,7 +90,7 @@ class StoreLinker(UnifiedCacheLinker, TouchingLinker, BatchingLinker):
         Raises:
             ContractError: A pool has no store, or one of another pool, page size or layer ranges.
         """
-        self._home = HomeProcess()
+        self._home = HomeProcess("StoreLinker")
         self._settings = settings or StoreLinkerSettings()
         self._breakers: list[Breaker] = []
         self._stores = self._watched(pools, stores, clock or MonotonicClock())
@@ -151,7 +151,7 @@ class StoreLinker(UnifiedCacheLinker, TouchingLinker, BatchingLinker):
             BackendUnavailableError: A store hangs.
             StaleHandleError: This is a forked child.
         """
-        self._check_process()
+        self._home.check()
         if self._board.closed:
             return False
         self._check_stores()
@@ -174,7 +174,7 @@ class StoreLinker(UnifiedCacheLinker, TouchingLinker, BatchingLinker):
         Raises:
             StaleHandleError: This is a forked child.
         """
-        self._check_process()
+        self._home.check()
         if not self._queued_loads:
             return None
         self._thread.ensure_started()
@@ -196,7 +196,7 @@ class StoreLinker(UnifiedCacheLinker, TouchingLinker, BatchingLinker):
         Raises:
             StaleHandleError: This is a forked child.
         """
-        self._check_process()
+        self._home.check()
         if batch is None:
             return True
         if all(job.ticket.decided for job in self._started.pop(batch, ())):
@@ -219,7 +219,7 @@ class StoreLinker(UnifiedCacheLinker, TouchingLinker, BatchingLinker):
             BackendUnavailableError: A store hangs.
             StaleHandleError: This is a forked child.
         """
-        self._check_process()
+        self._home.check()
         if self._board.closed:
             return False
         self._check_stores()
@@ -235,7 +235,7 @@ class StoreLinker(UnifiedCacheLinker, TouchingLinker, BatchingLinker):
             BackendUnavailableError: A store hangs.
             StaleHandleError: This is a forked child.
         """
-        self._check_process()
+        self._home.check()
         if self._board.closed:
             return False
         self._check_stores()
@@ -250,7 +250,7 @@ class StoreLinker(UnifiedCacheLinker, TouchingLinker, BatchingLinker):
         Raises:
             StaleHandleError: This is a forked child.
         """
-        self._check_process()
+        self._home.check()
         self._fail_waiting()
         return self._board.num_completed_loads()
 
@@ -266,7 +266,7 @@ class StoreLinker(UnifiedCacheLinker, TouchingLinker, BatchingLinker):
         Raises:
             StaleHandleError: This is a forked child.
         """
-        self._check_process()
+        self._home.check()
         self._fail_waiting()
         return self._board.num_completed_offloads()
 
@@ -283,7 +283,7 @@ class StoreLinker(UnifiedCacheLinker, TouchingLinker, BatchingLinker):
             TransferTimeoutError: The copy did not end in time. It is the last of its operation.
             StaleHandleError: This is a forked child.
         """
-        self._check_process()
+        self._home.check()
         self._queued_loads.clear()
         self._started.clear()
         self._counter.reset()
@@ -316,14 +316,6 @@ class StoreLinker(UnifiedCacheLinker, TouchingLinker, BatchingLinker):
     ) -> None:
         """`close`."""
         self.close()
-
-    def _check_process(self) -> None:
-        """Return where the thread is.
-
-        Raises:
-            StaleHandleError: This is a forked child.
-        """
-        self._home.check("StoreLinker")
 
     # -- stores that hang --------------------------------------------------------------------------
 

@@ -75,26 +75,6 @@ class Admitted:
         return len(self.slots) - self.restored_tokens
 
 
-@attrs.define(eq=False)
-class _Restored:
-    """What came from the store before the request could run.
-
-    Attributes:
-        num_tokens: What the device has got while the request waited for the store, by a load of its
-            own or of another that begins alike.
-        awaited_on: What the device had when that wait began; None while nobody waits for the store.
-    """
-
-    num_tokens: int = 0
-    awaited_on: int | None = None
-
-    def note(self, num_device_tokens: int) -> None:
-        """What the device has now; a wait for the store is over."""
-        if self.awaited_on is not None:
-            self.num_tokens += max(0, num_device_tokens - self.awaited_on)
-        self.awaited_on = None
-
-
 class Admission:
     """Admits the requests of one engine.
 
@@ -136,13 +116,18 @@ class Admission:
             AgreementError: The ranks do not agree; the replica has failed.
             CapacityError: There is no room, and none to come; nothing is held then.
         """
-        restored = _Restored()
+        # What came from the store so far, and what the device had when the last wait for it began.
+        restored = 0
+        awaited_on: int | None = None
         for_store: Patience | None = None
         for_room: Patience | None = None
         without_store = without_prefix = False
         while True:
             match = self._match(request, without_store=without_store, without_prefix=without_prefix)
-            restored.note(match.device_prefix_len)
+            if awaited_on is not None:
+                # A load of its own, or of another that begins alike.
+                restored += max(0, match.device_prefix_len - awaited_on)
+                awaited_on = None
             asked = match.external in {ExternalMatch.UNKNOWN, ExternalMatch.HIT}
             if asked and for_store is None:
                 for_store = self._begin_wait()
@@ -156,7 +141,7 @@ class Admission:
                 return room
             stay.let_go()
             if waits:
-                restored.awaited_on = match.device_prefix_len
+                awaited_on = match.device_prefix_len
                 assert for_store is not None, "whoever waits for a store has asked it"
                 if not (yield from self._until_told(request, for_store)):
                     # Too slow: do without. A load that was started ends for nobody.
@@ -189,7 +174,7 @@ class Admission:
         match: MatchResult,
         stay: Stay,
         num_tokens: int,
-        restored: _Restored,
+        restored: int,
         tell: Tell,
     ) -> Admitted | CapacityError | None:
         """Load what can be loaded, and take what is needed to run.
@@ -239,7 +224,7 @@ class Admission:
         return Admitted(
             match=match,
             slots=slots,
-            restored_tokens=min(restored.num_tokens, len(prefix.slots)) + loading,
+            restored_tokens=min(restored, len(prefix.slots)) + loading,
             loading=loading > 0,
             state=state,
         )

@@ -27,6 +27,7 @@ from radixlink_linker import (
 from radixlink_pools import CpuCopier
 from radixlink_transformers._device import Device
 from radixlink_transformers._engine import TransformersEngine
+from radixlink_transformers._forward import kept_of_a_token
 from radixlink_transformers._gate import LayerGate
 from radixlink_transformers._geometry import KVGeometry, cache_identity
 from radixlink_transformers._kinds import ModelKind
@@ -113,9 +114,10 @@ def build_engine(
         )
     kind = ModelKind.of_config(model.config)
     geometry = KVGeometry.of_model(model, page_size=page_size, tensor_parallel_size=shard.count)
+    kept = kept_of_a_token(model)
     states: StateGeometry | None = None
     if kind.state_layers:
-        states = StateGeometry.of_model(model, kind, tensor_parallel_size=shard.count)
+        states = StateGeometry.of_model(model, kind, kept, tensor_parallel_size=shard.count)
     identity = cache_identity(identity_name, revision, geometry, kind, states)
     num_window_pages = num_pages if num_window_pages is None else num_window_pages
     _agree(
@@ -125,7 +127,7 @@ def build_engine(
         shard,
         linker_settings.step_timeout_s,
     )
-    geometry.require_of(model, kind)
+    geometry.require_of(model, kind, kept)
     device = Device.allocate(
         kind,
         geometry,

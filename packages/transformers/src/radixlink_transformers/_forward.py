@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from radixlink_contracts.errors import ContractError
+from radixlink_transformers._hugging_face import new_cache
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -48,6 +49,17 @@ def prefill(
         logits = run_tokens(model, cache, tokens[first - start : end - start], first)
         first = end
     return logits
+
+
+def kept_of_a_token(model: CausalModel) -> KVCache:
+    """What a forward of one token leaves behind: no setting says its shapes for all families.
+
+    Ranks: all, where the model is spread.
+    Cost: one forward.
+    """
+    cache = new_cache(model.config)
+    run_tokens(model, cache, [0], 0)
+    return cache
 
 
 def ends_of_chunks(

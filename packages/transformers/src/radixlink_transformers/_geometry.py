@@ -8,15 +8,14 @@ import attrs
 
 from radixlink_contracts import CacheIdentity
 from radixlink_contracts.errors import ContractError
-from radixlink_transformers._forward import prefill
-from radixlink_transformers._hugging_face import kv_layer, new_cache, setting
+from radixlink_transformers._hugging_face import kv_layer, setting
 from radixlink_transformers._kinds import ModelKind
 from radixlink_transformers.errors import UnsupportedModelError
 
 if TYPE_CHECKING:
     import torch
 
-    from radixlink_transformers._hugging_face import CausalModel, DecoderConfig
+    from radixlink_transformers._hugging_face import CausalModel, DecoderConfig, KVCache
     from radixlink_transformers._states import StateGeometry
 
 
@@ -82,30 +81,26 @@ class KVGeometry:
             sliding_window=0 if kind.full_layers else kind.sliding_window,
         )
 
-    def require_of(self, model: CausalModel, kind: ModelKind) -> None:
+    def require_of(self, model: CausalModel, kind: ModelKind, kept: KVCache) -> None:
         """Refuse a model that keeps something else than its settings say: families differ in them.
 
         Args:
             model: The model, spread where it is.
             kind: Of that model.
+            kept: What it keeps of one token.
 
         Raises:
             UnsupportedModelError: Names the layer.
-
-        Ranks: all, where the model is spread.
-        Cost: one forward of one token.
         """
-        cache = new_cache(model.config)
-        prefill(model, cache, [0], 0)
         expected = (1, self.num_kv_heads, 1, self.head_dim)
         for index in sorted({*kind.full_layers, *kind.window_layers}):
-            layer = kv_layer(cache, index)
-            for what, kept in (("keys", layer.keys), ("values", layer.values)):
-                if tuple(kept.shape) != expected or kept.dtype != self.dtype:
+            layer = kv_layer(kept, index)
+            for what, states in (("keys", layer.keys), ("values", layer.values)):
+                if tuple(states.shape) != expected or states.dtype != self.dtype:
                     raise UnsupportedModelError(
                         f"{model.config.get_text_config(decoder=True).model_type}: expected {what} "
                         f"of one token of shape {expected} and {self.dtype}, got "
-                        f"{tuple(kept.shape)} and {kept.dtype} in layer {index}"
+                        f"{tuple(states.shape)} and {states.dtype} in layer {index}"
                     )
 
     def of_windows(self, kind: ModelKind) -> Self:

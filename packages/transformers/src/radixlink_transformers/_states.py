@@ -15,8 +15,7 @@ import torch
 from radixlink_contracts import PoolName
 from radixlink_contracts.errors import ContractError
 from radixlink_pools import DevicePoolEntry, byte_rows
-from radixlink_transformers._forward import prefill
-from radixlink_transformers._hugging_face import new_cache, setting, state_layer
+from radixlink_transformers._hugging_face import setting, state_layer
 
 if TYPE_CHECKING:
     from radixlink_transformers._hugging_face import CausalModel, DecoderConfig, KVCache
@@ -59,26 +58,27 @@ class StateGeometry:
 
     @classmethod
     def of_model(
-        cls, model: CausalModel, kind: ModelKind, *, tensor_parallel_size: int = 1
+        cls,
+        model: CausalModel,
+        kind: ModelKind,
+        kept: KVCache,
+        *,
+        tensor_parallel_size: int = 1,
     ) -> Self:
-        """What a forward of one token leaves behind: no setting says it for all families.
+        """The shapes of what a forward of one token leaves behind.
 
         Args:
             model: The model.
             kind: Of that model.
+            kept: What it keeps of one token.
             tensor_parallel_size: Over how many ranks it is spread.
 
         Raises:
             ContractError: A layer of states kept none.
-
-        Ranks: all, where the model is spread.
-        Cost: one forward.
         """
-        cache = new_cache(model.config)
-        prefill(model, cache, [0], 0)
         states: list[StateShape] = []
         for index in kind.state_layers:
-            layer = state_layer(cache, index)
+            layer = state_layer(kept, index)
             for number in range(layer.number_of_states):
                 conv, recurrent = layer.conv_states[number], layer.recurrent_states[number]
                 if conv is None or recurrent is None:

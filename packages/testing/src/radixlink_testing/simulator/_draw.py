@@ -126,7 +126,7 @@ def _at_edges(rng: random.Random, settings: LinkerSettings, *, faulty: bool) -> 
     for name, ends in {**_EDGES, "write_off_steps": _WRITE_OFF_EDGES[faulty]}.items():
         if rng.random() < _AT_AN_EDGE:
             numbers[name] = rng.choice(ends)
-    least = 6 + -(-numbers["max_lookups"] // 64)
+    least = LinkerSettings.least_frame_words(numbers["max_lookups"])
     numbers["frame_words"] = rng.choice((least, 480))
     return LinkerSettings(**numbers)
 

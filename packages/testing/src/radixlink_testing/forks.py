@@ -5,18 +5,28 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from contextlib import AbstractContextManager
 
-#: After so many seconds a child that waits for ever is ended.
-PATIENCE_S = 20
+_PATIENCE_S: Final = 20
 
 
 def in_a_child_while_held(held: AbstractContextManager[object], work: Callable[[], int]) -> int:
-    """The exit status, by `work`, of a child that is forked while another thread is in a context."""
+    """Fork while another thread is in a context, for example has a lock, and work in the child.
+
+    Args:
+        held: The context.
+        work: What the child does. It ends with what this returns, or with 1 where this raises.
+
+    Returns:
+        The child's exit status.
+
+    Raises:
+        AssertionError: The child waits for what it does not have; it was killed after 20 seconds.
+    """
     inside, leave = threading.Event(), threading.Event()
 
     def hold() -> None:
@@ -26,12 +36,12 @@ def in_a_child_while_held(held: AbstractContextManager[object], work: Callable[[
 
     thread = threading.Thread(target=hold)
     thread.start()
-    assert inside.wait(PATIENCE_S)
+    assert inside.wait(_PATIENCE_S), "expected a context that can be entered"
     child = os.fork()
     if child == 0:
         code = 1
         try:
-            signal.alarm(PATIENCE_S)
+            signal.alarm(_PATIENCE_S)
             code = work()
         finally:
             os._exit(code)
