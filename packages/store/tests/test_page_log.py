@@ -32,7 +32,7 @@ from radixlink_store._log_room import FileSize, as_seen_by, sizes_in, to_evict
 from radixlink_testing.pages import page_key, page_keys
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from packages.store.tests.conftest import MakeLog, NumberedLog, StillClock
 
@@ -397,6 +397,80 @@ def test_file_that_is_cut_off_while_it_is_read_is_a_miss_and_no_damage(
     monkeypatch.undo()
     assert reader.tally.counters.corrupt == 0
     assert reader.held(range(10)) == list(range(2, 10))
+
+
+@pytest.mark.parametrize("sealed", [True, False])
+def test_file_of_any_length_is_read_as_far_as_it_goes(
+    make_log: MakeLog, layout: PoolLayout, files: Path, *, sealed: bool
+) -> None:
+    """Whoever evicts one that somebody writes cuts it off, also below its head."""
+    log, format_ = make_log(), LogFormat(layout)
+    put_all(log, range(3))
+    if sealed:
+        log.close()
+    (path,) = paths(files)
+    ranges = [memoryview(bytearray(size)) for size in layout.range_bytes]
+    with contextlib.closing(LogFile.open(make_log().log._directory.descriptor, path)) as opened:
+        path.chmod(0o600)
+        whole = path.stat().st_size
+        for length in range(whole - 1, -1, -1):
+            os.truncate(path, length)
+            ends = [format_.offset(number + 1) for number in range(3)]
+            held = sum(end <= length for end in ends)
+            scan = opened.scan()
+            assert scan.keys == tuple(map(page_key, range(held)))
+            assert scan.rest in (0, 1)
+            if length <= format_.start:
+                assert scan.rest == 0
+            assert opened.listed_keys() is None
+            read = [opened.read(number, ranges) for number in range(3)]
+            # Nothing is read of what fills a record up.
+            bytes_read = format_.record.head_bytes + layout.page_bytes
+            readable = sum(format_.offset(number) + bytes_read <= length for number in range(3))
+            assert [head.key for head in read if head] == [*map(page_key, range(readable))]
+
+
+@pytest.fixture
+def evicted_as_opened(
+    make_log: MakeLog, layout: PoolLayout, files: Path, monkeypatch: pytest.MonkeyPatch
+) -> list[Path]:
+    """A file of two pages, not sealed, that goes as soon as somebody has read its head."""
+    one = room_for(layout, 4)
+    idle, other = (make_log(capacity_bytes=2 * one, file_bytes=one) for _ in range(2))
+    put_all(idle, range(2))
+    (path,) = paths(files)
+    open_ = LogFile.open
+
+    def evicted_then(directory: int, path: Path) -> LogFile:
+        opened = open_(directory, path)
+        if opened.num_bytes and not opened.sealed:
+            monkeypatch.undo()
+            put_all(other, range(2, 10))
+            assert not opened.num_bytes
+        return opened
+
+    monkeypatch.setattr(LogFile, "open", evicted_then)
+    return [path]
+
+
+def test_file_that_goes_between_its_head_and_its_records_is_no_error_of_reading(
+    make_log: MakeLog, evicted_as_opened: list[Path]
+) -> None:
+    reader = make_log()
+    assert not evicted_as_opened[0].exists()
+    assert reader.tally.counters.read_failed == 0
+    assert reader.tally.counters.torn == 0
+    assert reader.held(range(10)) == list(range(2, 10))
+
+
+@pytest.mark.parametrize("look", [inspect_logs, verify_logs, clear_logs])
+def test_maintenance_says_nothing_of_a_file_that_goes_while_it_is_read(
+    evicted_as_opened: list[Path],
+    files: Path,
+    look: Callable[[Path], Iterator[object]],
+) -> None:
+    assert list(look(files)) == []
+    assert not evicted_as_opened[0].exists()
 
 
 def test_page_whose_file_goes_while_it_is_written_is_written_to_another(

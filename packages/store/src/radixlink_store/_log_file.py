@@ -219,8 +219,10 @@ class LogFile:
 
         Cost: a small read for each record; payloads are skipped.
         """
-        # The last byte of a whole record is at the file's end, or before.
-        size, record_bytes = self.num_bytes - self.format.start, self.format.record.record_bytes
+        # The last byte of a whole record is at the file's end, or before; whoever evicts a file that
+        # somebody writes cuts it off before its head.
+        size = max(0, self.num_bytes - self.format.start)
+        record_bytes = self.format.record.record_bytes
         keys: list[bytes | None] = []
         whole = 0
         for number in range(first, size // record_bytes):

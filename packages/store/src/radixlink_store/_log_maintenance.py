@@ -121,6 +121,9 @@ def inspect_logs(directory: Path) -> Iterator[LogStatus | Unreadable]:
             continue
         _, opened = file
         layout, scan = opened.format.layout, opened.scan()
+        if not opened.is_linked:
+            # Evicted since it was opened: it has no page any more, and what is cut off is not torn.
+            continue
         keys = [key for key in scan.keys if key is not None]
         pages.setdefault(layout, set()).update(keys)
         before = statuses.get(layout)
@@ -157,6 +160,9 @@ def verify_logs(directory: Path) -> Iterator[LogVerdict | Unreadable]:
             LogDamage(file=path, record=record, what=what)
             for record, what in _damages(opened, scan, sealed=sealed)
         ]
+        if not opened.is_linked:
+            # Evicted since it was opened: what is cut off is no damage.
+            continue
         before = verdicts.get(layout)
         sound = len(scan.keys) - scan.keys.count(None)
         verdicts[layout] = LogVerdict(
@@ -186,6 +192,9 @@ def clear_logs(directory: Path) -> Iterator[ClearedLog | Unreadable]:
                 continue
             path, opened = file
             layout, scan = opened.format.layout, opened.scan()
+            if not remove(descriptor, path.name, final=opened.sealed):
+                # Evicted since it was opened.
+                continue
             before = cleared.get(layout)
             cleared[layout] = ClearedLog(
                 directory=directory,
@@ -195,7 +204,6 @@ def clear_logs(directory: Path) -> Iterator[ClearedLog | Unreadable]:
                 - scan.keys.count(None)
                 + (before.num_records if before else 0),
             )
-            remove(descriptor, path.name, final=opened.sealed)
         remove_empty(descriptor, sizes_in(descriptor))
     finally:
         let_go(descriptor)
