@@ -7,6 +7,7 @@ import enum
 import itertools
 import reprlib
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Final, Self, TypeVar
 
 from typing_extensions import override
@@ -94,7 +95,9 @@ class CheckedGroup(RankGroup, abc.ABC):
             AgreementError: Not all ranks took part in time, or an earlier collective failed.
             ContractError: `words` are no whole 64-bit words, or `timeout_s` is no time.
         """
-        _check_type("all_and", "words as a bytearray", words, bytearray)
+        # Not by `_check_type`, here and of a timeout: this is the step path, and a call more.
+        if not isinstance(words, bytearray):
+            raise _wrong_type("all_and", "words as a bytearray", words)
         if len(words) % WORD_BYTES:
             raise ContractError(
                 f"all_and: expected whole words of {WORD_BYTES} bytes, got {len(words)} bytes"
@@ -102,7 +105,7 @@ class CheckedGroup(RankGroup, abc.ABC):
         deadline = self._enter("all_and", timeout_s)
         # No words are still a meeting of all ranks, which a transport makes of at least one.
         meeting = words or bytearray(WORD_BYTES)
-        self._go_through(lambda: self._and(meeting, deadline), timeout_s)
+        self._go_through(partial(self._and, meeting, deadline), timeout_s)
 
     @override
     def broadcast(self, value: bytes, root: int, timeout_s: float) -> bytes:
@@ -322,7 +325,8 @@ def deadline_after(call: str, timeout_s: float) -> float:
     Raises:
         ContractError: The timeout is negative, too long or no number.
     """
-    _check_type(call, "a timeout in seconds", timeout_s, (int, float))
+    if not isinstance(timeout_s, (int, float)):
+        raise _wrong_type(call, "a timeout in seconds", timeout_s)
     if not 0 <= timeout_s <= MAX_TIMEOUT_S:
         raise ContractError(
             f"{call}: expected a timeout of 0..{MAX_TIMEOUT_S:g} s, got {timeout_s}"
@@ -337,9 +341,13 @@ def _check_type(call: str, expected: str, given: object, kinds: type | tuple[typ
         ContractError: It is of another one.
     """
     if not isinstance(given, kinds):
-        raise ContractError(
-            f"{call}: expected {expected}, got {type(given).__name__} {reprlib.repr(given)}"
-        )
+        raise _wrong_type(call, expected, given)
+
+
+def _wrong_type(call: str, expected: str, given: object) -> ContractError:
+    return ContractError(
+        f"{call}: expected {expected}, got {type(given).__name__} {reprlib.repr(given)}"
+    )
 
 
 def agree_on_call(calls: Sequence[str]) -> None:

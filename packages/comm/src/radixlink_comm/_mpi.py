@@ -28,6 +28,7 @@ wait for other ranks), 7.4.2 (`MPI_Comm_idup`).
 from __future__ import annotations
 
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Final, Self
 
 import attrs
@@ -112,6 +113,7 @@ class MpiGroup(CheckedGroup):
         self._word_exchange = _WordExchange(frames, 0)
         #: A renewal that not all ranks came to yet.
         self._renewal: _Duplicate | None = None
+        self._failed_tag: Final = self._tag(MarkKind.FAILED)
         #: The newest marks that were heard in this epoch, by kind and rank.
         self._heard: dict[MarkKind, dict[int, str]] = {kind: {} for kind in MarkKind}
 
@@ -129,7 +131,7 @@ class MpiGroup(CheckedGroup):
         deadline = deadline_after("create", timeout_s)
         rank, size = comm.Get_rank(), comm.Get_size()
         try:
-            with _Errors():
+            with _ERRORS:
                 return cls._over(_Duplicate.of(comm).wait(deadline), deadline)
         except CollectiveError as error:
             # Who came is not known: no mark travels on a communicator that is not ours.
@@ -143,7 +145,7 @@ class MpiGroup(CheckedGroup):
 
     @override
     def _and(self, words: bytearray, deadline: float) -> None:
-        with _Errors():
+        with _ERRORS:
             if self._word_exchange.size != len(words):
                 self._word_exchange.free()
                 self._word_exchange = _WordExchange(self._frames, len(words))
@@ -160,7 +162,7 @@ class MpiGroup(CheckedGroup):
         if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
             raise ContractError("split: expected an MPI initialised with MPI_THREAD_MULTIPLE")
         splitting = Errands().send(lambda: self._frames.Split(members[0], self._rank))
-        with _Errors():
+        with _ERRORS:
             control = splitting.result(time_left(deadline))
             assert isinstance(control, MPI.Intracomm), control
             control.Set_errhandler(MPI.ERRORS_RETURN)
@@ -169,7 +171,7 @@ class MpiGroup(CheckedGroup):
     @override
     def _renewed(self, deadline: float) -> Self:
         control = self._own_control()
-        with _Errors():
+        with _ERRORS:
             if self._renewal is None:
                 self._leave(MarkKind.RENEWING, self._mark(), {})
                 self._renewal = _Duplicate.of(control)
@@ -215,7 +217,7 @@ class MpiGroup(CheckedGroup):
             CollectiveError: A rank left a mark that says so.
             MPI.Exception: A rank's process ended.
         """
-        if self._own_control().Iprobe(MPI.ANY_SOURCE, self._tag(MarkKind.FAILED)):
+        if self._own_control().Iprobe(MPI.ANY_SOURCE, self._failed_tag):
             raise CollectiveError("another rank gave up")
 
     def _leave(self, kind: MarkKind, mark: str, lost: dict[int, str]) -> None:
@@ -283,15 +285,17 @@ class _WordExchange:
             for other, memory in zip(others, self._theirs, strict=True)
         ]
         self._requests += [comm.Send_init(self._mine.spec, other) for other in others]
+        #: Tells whether all others' words came, and this rank's are sent.
+        self.ended: Final = partial(MPI.Request.Testall, self._requests)
+        #: The message that was sent.
+        self._sent = b""
 
     def start(self, words: bytearray) -> None:
         """Send the words to all others: local."""
         self._mine.view[WORD_BYTES:] = words
         MPI.Prequest.Startall(self._requests)
-
-    def ended(self) -> bool:
-        """All others' words came, and this rank's are sent."""
-        return MPI.Request.Testall(self._requests)
+        # For `combine`, while it travels.
+        self._sent = self._mine.view.tobytes()
 
     def combine(self, words: bytearray) -> None:
         """Replace the words that were sent by the AND of all ranks'.
@@ -301,7 +305,7 @@ class _WordExchange:
 
         Cost: a comparison for each rank, and an AND for each whose words differ.
         """
-        mine = self._mine.view.tobytes()
+        mine = self._sent
         # Comparing bytes is a memcmp; comparing views goes item by item.
         differing = [
             message for memory in self._theirs if (message := memory.view.tobytes()) != mine
@@ -331,12 +335,17 @@ class _Errors:
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         match error:
+            case None:
+                return
             case MPI.Exception():
                 raise CollectiveError(f"MPI failed: {error.Get_error_string()}") from error
             case TimeoutError():
                 raise CollectiveError(LATE) from error
             case _:
                 pass
+
+
+_ERRORS: Final = _Errors()
 
 
 def _see_nothing() -> None:
