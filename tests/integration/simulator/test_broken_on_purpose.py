@@ -289,7 +289,7 @@ def give_slots_back_at_the_verdict(patch: Patch) -> None:
         self: FrameExchange, kind: FrameKind, agenda: Agenda, facts: Sequence[int], now: float
     ) -> AgreedFrame:
         agreed = original(self, kind, agenda, facts, now)
-        return attrs.evolve(agreed, quiesced=(True,) * len(agreed.quiesced))
+        return agreed._replace(quiesced=(True,) * len(agreed.quiesced))
 
     patch.setattr(FrameExchange, "exchange", exchange)
 
@@ -333,7 +333,7 @@ def decide_by_the_own_verdict(patch: Patch) -> None:
     def read(frame: bytearray, agenda: Agenda, settings: LinkerSettings) -> AgreedFrame:
         agreed = read_frame(frame, agenda, settings)
         own = tuple(operation.local_verdict for operation in agenda.operations)
-        return attrs.evolve(agreed, verdicts=own)
+        return agreed._replace(verdicts=own)
 
     patch.setattr("radixlink_linker._ranks.read_frame", read)
 
@@ -345,7 +345,7 @@ def take_pending_for_done(patch: Patch) -> None:
             Verdict.DONE if verdict is Verdict.PENDING and any_rank_has_ended(one) else verdict
             for verdict, one in zip(agreed.verdicts, agenda.operations, strict=True)
         )
-        return attrs.evolve(agreed, verdicts=done)
+        return agreed._replace(verdicts=done)
 
     def any_rank_has_ended(operation: Operation) -> bool:
         # All ranks took the operation at the same step, so this is the same on all of them.

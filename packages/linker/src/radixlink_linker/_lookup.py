@@ -8,7 +8,7 @@ A rank that fails or is late is ready with an empty mask, so that a slow one kee
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import attrs
 
@@ -61,6 +61,12 @@ class Lookup:
         self.keys = keys
         self.deadline = deadline
         self.held = held or {}
+        #: Pages asked about.
+        self.num_pages: Final = len(keys)
+        #: Words that the whole mask takes in frames.
+        self.num_words: Final = -(-self.num_pages // WORD_BITS)
+        #: How many of the first pages the device held of full attention.
+        self.num_held: Final = self.held_of(PoolName.KV).leading
         #: What was asked, and which of its pages this rank's store has of each pool, where its
         #: linker tells: for explanations. Written before `answer`.
         self.asked: tuple[PoolTransfer, ...] = ()
@@ -77,20 +83,10 @@ class Lookup:
         self._words_done = 0
         self._agreed_mask = 0
 
-    @property
-    def num_pages(self) -> int:
-        """Pages asked about."""
-        return len(self.keys)
-
     def held_of(self, pool: PoolName) -> PageBits:
         """Which of the pages the device held of a pool when this was asked; a sidecar goes with KV."""
         held = self.held.get(pool, self.held.get(PoolName.KV))
         return PageBits.none(self.num_pages) if held is None else held
-
-    @property
-    def num_words(self) -> int:
-        """Words that the whole mask takes in frames."""
-        return -(-self.num_pages // WORD_BITS)
 
     @property
     def words_left(self) -> int:
@@ -188,12 +184,18 @@ class Lookup:
         return self._words_done == self.num_words
 
     def longest(self, at_most: int) -> int:
-        """The longest agreed length of at most `at_most` pages; 0 for none."""
+        """The longest agreed length of at most `at_most` pages; 0 for none.
+
+        Cost: O(1) where all that is agreed fits, as in a match.
+        """
+        longest = self._agreed_mask.bit_length()
+        if longest <= at_most:
+            return longest
         return (self._agreed_mask & ((1 << max(0, at_most)) - 1)).bit_length()
 
 
 def is_shorter(device: MatchResult, lookup: Lookup, page_size: int) -> bool:
     """True when the device has less of the prefix, or of full attention, than the lookup went by."""
     start = device.device_prefix_len
-    full_len = lookup.start + lookup.held_of(PoolName.KV).leading * page_size
+    full_len = lookup.start + lookup.num_held * page_size
     return start < lookup.start or max(start, device.full_kv_hit_length) < full_len

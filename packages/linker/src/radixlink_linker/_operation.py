@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from radixlink_linker._load_plan import LoadPlan
 
 
-class Verdict(enum.Enum):
+class Verdict(enum.IntEnum):
     """How an operation stands.
 
     The values are the two bits of a frame, a chain under AND: the least of all ranks wins.

@@ -316,7 +316,8 @@ class UnifiedCacheLinkerWrapper:
         report = ReportBuilder()
         agreed = self._exchange(FrameKind.STEP, agenda, now, report)
         if not self._given_up:
-            self._follow_lookups(agenda, agreed, report)
+            if agenda.asking or agenda.masks:
+                self._follow_lookups(agenda, agreed, report)
             self._offloads.start()
         return report.build()
 
@@ -360,13 +361,13 @@ class UnifiedCacheLinkerWrapper:
         """Send one frame and carry out what it says of operations."""
         agreed = self._frames.exchange(kind, agenda, self._facts(), now)
         self.counters.frames += 1
-        for operation, verdict, quiesced in zip(
-            agenda.operations, agreed.verdicts, agreed.quiesced, strict=True
-        ):
-            self._follow(operation, verdict, quiesced=quiesced, report=report)
-        for operation, ranks in zip(agenda.overdue, agreed.busy, strict=True):
-            if ranks:
-                self._write_off(operation, ranks, report)
+        # By number, and by no `zip`: that takes longer than the frame of an operation to be read.
+        verdicts, quiesced = agreed.verdicts, agreed.quiesced
+        for place, operation in enumerate(agenda.operations):
+            self._follow(operation, verdicts[place], quiesced=quiesced[place], report=report)
+        for place, operation in enumerate(agenda.overdue):
+            if agreed.busy[place]:
+                self._write_off(operation, agreed.busy[place], report)
         if self._written_off.too_many and not self._given_up:
             self._give_up(report)
         return agreed
@@ -388,17 +389,20 @@ class UnifiedCacheLinkerWrapper:
             len(self._offloads.due),
             len(self._written_off),
         ]
-        facts += [operation.op << 2 | operation.verdict.value for operation in self._operations]
-        facts += [lookup.num_pages for lookup in self._requests.lookups]
+        live = self._operations.live.values()
+        facts += [operation.op << 2 | operation.verdict for operation in live]
+        if self._requests.lookups:
+            facts += [lookup.num_pages for lookup in self._requests.lookups]
         return facts
 
     def _follow(
         self, operation: AnyOperation, verdict: Verdict, *, quiesced: bool, report: ReportBuilder
     ) -> None:
         """Carry out what a frame said of one operation."""
-        self._decide(operation, verdict, report)
         if operation.verdict is Verdict.PENDING:
-            return
+            if verdict is Verdict.PENDING:
+                return
+            self._decide(operation, verdict, report)
         if quiesced:
             self._retire(operation)
         if isinstance(operation, LoadOperation):
@@ -409,9 +413,7 @@ class UnifiedCacheLinkerWrapper:
                 self._loads.give_waiters_up(operation, report)
 
     def _decide(self, operation: AnyOperation, verdict: Verdict, report: ReportBuilder) -> None:
-        """Carry out what a frame said of how an operation ended."""
-        if operation.verdict is not Verdict.PENDING or verdict is Verdict.PENDING:
-            return
+        """Carry out how an operation ended that was not decided before."""
         operation.decide(verdict, self._operations.step)
         match operation:
             case LoadOperation():
@@ -468,7 +470,8 @@ class UnifiedCacheLinkerWrapper:
         # Before a verdict makes room for one that is due, whose end nobody could tell the tree.
         self._offloads.clear()
         for operation in list(self._operations):
-            self._decide(operation, Verdict.FAILED, report)
+            if operation.verdict is Verdict.PENDING:
+                self._decide(operation, Verdict.FAILED, report)
             if isinstance(operation, LoadOperation):
                 # Also those that came after the verdict, and wait for the room.
                 self._loads.tell_waiters(operation, report)
