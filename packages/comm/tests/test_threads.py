@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from radixlink_comm import ThreadGroup
 from radixlink_comm._health import LATE, CollectiveError
 from radixlink_contracts.errors import AgreementError, ContractError, InvalidTransitionError
+from radixlink_testing.faults import Nameless
 from radixlink_testing.rank_groups import (
     ManyRanksTests,
     RunCase,
@@ -183,17 +184,29 @@ def interrupted(*_: object) -> None:
     raise KeyboardInterrupt
 
 
+def nameless(*_: object) -> None:
+    raise Nameless
+
+
+@pytest.mark.parametrize(
+    ("leave", "kind"),
+    [(interrupted, KeyboardInterrupt), (nameless, Nameless)],
+    ids=["signal", "nameless"],
+)
 @pytest.mark.parametrize("call", CALLS)
 def test_a_rank_that_left_a_collective_by_an_exception_uses_it_no_more(
-    call: str, monkeypatch: pytest.MonkeyPatch
+    call: str,
+    leave: Callable[..., None],
+    kind: type[BaseException],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     (group,) = ThreadGroup.create(1)
     method, ask = CALLS[call]
     with monkeypatch.context() as patched:
-        patched.setattr(group, method, interrupted)
-        with pytest.raises(KeyboardInterrupt):
+        patched.setattr(group, method, leave)
+        with pytest.raises(kind):
             ask(group)
-    with pytest.raises(AgreementError, match=rf"{call}: left by KeyboardInterrupt"):
+    with pytest.raises(AgreementError, match=rf"{call}: left by {kind.__name__}"):
         group.all_and(bytearray(8), 1.0)
     check_group_works(group.renew(1.0))
 

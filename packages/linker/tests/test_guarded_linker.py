@@ -1,32 +1,20 @@
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Never
+from typing import TYPE_CHECKING
 
 import pytest
 from packages.linker.tests.test_store_linker import Ticket
-from typing_extensions import override
 
 from radixlink_contracts import LoadMode, OperationId, Outcome
 from radixlink_contracts.errors import StorageError
 from radixlink_linker import LinkerCounters
 from radixlink_linker._guarded_linker import GuardedLinker
+from radixlink_testing.faults import Nameless
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from radixlink_contracts import PoolTransfer
-
-
-class Nameless(Exception):  # noqa: N818 -- one that does not say what it is
-    """A backend's exception of which no text can be had."""
-
-    @override
-    def __str__(self) -> Never:
-        raise ValueError("no text")
-
-    @override
-    def __repr__(self) -> Never:
-        raise ValueError("no text")
 
 
 class Raising:

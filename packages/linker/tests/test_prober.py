@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import threading
 from array import array
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Never
 
+import pytest
 from packages.linker.tests.test_store_linker import NUM_PAGES, PAGE_SIZE, World
 from typing_extensions import override
 
@@ -24,12 +25,11 @@ from radixlink_linker._breaker import Breaker
 from radixlink_linker._component_transfers import ComponentTransfers
 from radixlink_linker._lookup import Lookup
 from radixlink_linker._prober import Prober
-from radixlink_testing.linkers import ManualClock
+from radixlink_testing.faults import Nameless
+from radixlink_testing.linkers import InlineExecutor, ManualClock
 from radixlink_testing.pages import page_keys
 
 if TYPE_CHECKING:
-    import pytest
-
     from radixlink_contracts import (
         ExternalLinkerLoadPhase,
         InsertResult,
@@ -110,6 +110,86 @@ def test_a_store_that_raises_no_exception_is_a_miss_and_the_next_is_asked(
         assert found.answer == PageBits((1 << 3) - 1, NUM_PAGES)
     finally:
         executor.close()
+        world.end()
+
+
+@pytest.mark.parametrize("at", ["contains", "lookup_batch", "submit", "build"])
+def test_what_has_no_text_is_a_miss_at_once_all_the_same(
+    at: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def nameless(*_: object) -> Never:
+        raise Nameless
+
+    world, executor, components = World(), InlineExecutor(), ComponentTransfers([AllPages()])
+    world.put(0, 3)
+    breaker = Breaker(ManualClock(), patience_s=5.0, max_hanging=4)
+    prober = Prober(world.linker, components, executor, breaker, LinkerCounters())
+    missed, found = lookup_of("missed", 0, 2), lookup_of("found", 0, NUM_PAGES)
+    try:
+        with monkeypatch.context() as patched:
+            match at:
+                case "contains":
+                    store = world.linker._stores.store_of(world.pool)
+                    patched.setattr(store, "contains", nameless)
+                case "lookup_batch":
+                    patched.setattr(world.linker, "lookup_batch", nameless)
+                case "submit":
+                    patched.setattr(executor, "submit", nameless)
+                case _:
+                    patched.setattr(components, "lookup", nameless)
+            prober.add(missed)
+            prober.submit()
+        assert missed.answer == PageBits.none(2)
+        assert missed.error is not None
+        assert missed.error.endswith("Nameless")
+        assert breaker.hanging() is None
+        prober.add(found)
+        prober.submit()
+        assert found.answer == PageBits((1 << 3) - 1, NUM_PAGES)
+    finally:
+        world.end()
+
+
+def test_an_answer_of_which_no_text_can_be_had_is_a_miss(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Unspeakable:
+        @override
+        def __repr__(self) -> Never:
+            raise ValueError("no text")
+
+    world, executor, components = World(), InlineExecutor(), ComponentTransfers([AllPages()])
+    breaker = Breaker(ManualClock(), patience_s=5.0, max_hanging=4)
+    prober = Prober(world.linker, components, executor, breaker, LinkerCounters())
+    missed = lookup_of("missed", 0, 2)
+    try:
+        monkeypatch.setattr(world.linker, "lookup_batch", lambda _: [Unspeakable()])
+        prober.add(missed)
+        prober.submit()
+        assert missed.answer == PageBits.none(2)
+        assert missed.error is not None
+        assert "expected a PoolTransferResult, got a Unspeakable" in missed.error
+    finally:
+        world.end()
+
+
+def test_a_lookup_that_a_signal_kept_from_its_thread_does_not_count_as_one_that_hangs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def interrupted(*_: object) -> Never:
+        raise KeyboardInterrupt
+
+    world, clock = World(), ManualClock()
+    executor, components = InlineExecutor(), ComponentTransfers([AllPages()])
+    breaker = Breaker(clock, patience_s=5.0, max_hanging=4)
+    prober = Prober(world.linker, components, executor, breaker, LinkerCounters())
+    try:
+        with monkeypatch.context() as patched:
+            patched.setattr(executor, "submit", interrupted)
+            prober.add(lookup_of("left", 0, 2))
+            with pytest.raises(KeyboardInterrupt):
+                prober.submit()
+        clock.advance(6.0)
+        assert breaker.hanging() is None
+    finally:
         world.end()
 
 

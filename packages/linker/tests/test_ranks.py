@@ -12,6 +12,7 @@ from radixlink_contracts.errors import AgreementError
 from radixlink_linker import LinkerSettings
 from radixlink_linker._frame import Agenda, FrameKind
 from radixlink_linker._ranks import FrameExchange
+from radixlink_testing.faults import Nameless
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -26,6 +27,8 @@ class OtherRank(RankGroup):
     def __init__(self, size: int = 2) -> None:
         self._size = size
         self.calls: list[str] = []
+        #: What this rank gave to be gathered.
+        self.said: list[bytes] = []
         #: What the other rank's words differ by, at each place.
         self.differs: dict[int, int] = {}
         self.told = b"another"
@@ -55,6 +58,7 @@ class OtherRank(RankGroup):
     @override
     def all_gather(self, value: bytes, timeout_s: float) -> tuple[bytes, ...]:
         self.calls.append("all_gather")
+        self.said.append(value)
         self._meet()
         return (value, self.told)
 
@@ -90,6 +94,19 @@ def agreed(group: OtherRank) -> FrameExchange:
     frames.agree_on_settings("facts")
     group.calls.clear()
     return frames
+
+
+def test_a_call_that_was_left_by_what_has_no_text_is_left_all_the_same() -> None:
+    frames = FrameExchange(OtherRank(), SETTINGS)
+    frames.leave("step", Nameless())
+    with pytest.raises(AgreementError, match="left step by Nameless"):
+        frames.check()
+
+
+def test_a_rank_that_cannot_attach_for_what_has_no_text_tells_the_others() -> None:
+    group = OtherRank()
+    FrameExchange(group, SETTINGS).agree_on_attach(Nameless())
+    assert group.said == [b"Nameless"]
 
 
 def test_a_group_of_one_is_left_alone() -> None:

@@ -50,6 +50,7 @@ from radixlink_contracts.errors import (
 from radixlink_linker import StoreLinker, StoreLinkerSettings
 from radixlink_linker._lent_pages import LentPages
 from radixlink_testing import InMemoryStoreFactory
+from radixlink_testing.faults import Nameless
 from radixlink_testing.forks import in_a_child_while_held
 from radixlink_testing.lending import GIVEN_BACK, LendingPageStore
 from radixlink_testing.linkers import FaultyPageStore
@@ -1160,14 +1161,6 @@ def test_whatever_a_store_raises_ends_one_operation_and_not_the_thread(
         assert world.loads() == landed(again)
     finally:
         world.end()
-
-
-class Nameless(Exception):  # noqa: N818 -- one that does not say what it is
-    """A backend's exception of which no text can be had."""
-
-    @override
-    def __str__(self) -> Never:
-        raise ValueError("no text")
 
 
 @pytest.mark.parametrize("call", ["open", "put", "contains", "release"])

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Never
 
 import attrs
 import pytest
@@ -19,6 +20,7 @@ from radixlink_contracts import (
     Outcome,
     PoolLayout,
     PoolName,
+    RequestId,
     Staging,
 )
 from radixlink_contracts.errors import (
@@ -31,10 +33,11 @@ from radixlink_pools import CpuCopier, DevicePoolEntry, DevicePoolGroup
 from radixlink_sglang._bridge import Bridge
 from radixlink_sglang._config import LinkerConfig
 from radixlink_sglang._layer_gate import NO_BATCH, LayerGate
+from radixlink_sglang._lookups import LookupFailed, TimedLookups
 from radixlink_sglang._operations import Operation, Ticket
 from radixlink_sglang._ready_pools import ReadyPools
 from radixlink_testing import InMemoryStoreFactory
-from radixlink_testing.faults import Fault, FaultKind, FaultyStore, StoreCall
+from radixlink_testing.faults import Fault, FaultKind, FaultyStore, Nameless, StoreCall
 from radixlink_testing.linkers import ManualClock
 from radixlink_testing.pages import page_keys
 
@@ -527,6 +530,25 @@ def test_of_a_batch_that_a_reset_dropped_nothing_landed(rank: Rank) -> None:
     batch = rank.bridge.start_layer_wise_loading()
     rank.bridge.reset()
     assert not rank.bridge.finish_layer_wise_loading(batch)
+
+
+@pytest.mark.parametrize(
+    "raised", [Nameless(), asyncio.CancelledError()], ids=["nameless", "no Exception"]
+)
+def test_whatever_a_store_raises_a_lookup_is_a_miss_at_once(
+    rank: Rank, raised: BaseException, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def raising(*_: object) -> Never:
+        raise raised
+
+    # What is no `Exception`, the executor tells.
+    monkeypatch.setattr(threading, "excepthook", lambda _: None)
+    linker = rank.bridge._linker
+    monkeypatch.setattr(linker, "lookup", raising)
+    answer = TimedLookups(linker, rank.executor, _WAIT_S).ask(RequestId("r"), [])
+    assert isinstance(answer, LookupFailed)
+    assert answer.why.startswith(type(raised).__name__)
+    assert not answer.late
 
 
 def test_where_no_thread_can_be_had_for_a_lookup_it_is_a_miss(

@@ -23,6 +23,7 @@ from radixlink_comm._health import (
 )
 from radixlink_contracts import MAX_TIMEOUT_S, RankGroup
 from radixlink_contracts.errors import AgreementError, ContractError
+from radixlink_contracts.texts import text_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -268,7 +269,7 @@ class CheckedGroup(RankGroup, abc.ABC):
         except (AgreementError, ContractError):
             raise
         except BaseException as error:
-            self._health.broke(f"{self._call}: left by {error!r}", {})
+            self._health.broke(f"{self._call}: left by {text_of(error)}", {})
             raise
 
     def _exchange(self, call: str, value: bytes, timeout_s: float) -> tuple[bytes, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from radixlink_contracts import Outcome, TouchingLinker
-from radixlink_linker._texts import text_of
+from radixlink_contracts.texts import text_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -145,5 +145,5 @@ class GuardedLinker:
     def _count(self, error: Exception) -> str:
         """Count what a backend raised. Returns its text."""
         self._counters.backend_errors += 1
-        self._counters.last_error = text = text_of(error, repr)
+        self._counters.last_error = text = text_of(error)
         return text

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 import attrs
 
 from radixlink_contracts import PageBits, PoolName
+from radixlink_contracts.texts import text_of
 from radixlink_linker._runtime import give_way
 from radixlink_linker._settings import WORD_BITS
 from radixlink_linker._transfers import transfer_of
@@ -101,7 +102,7 @@ class Lookup:
         try:
             result = linker.lookup(self.request_id, transfers)
         except Exception as error:  # noqa: BLE001 -- whatever a backend raises is this rank's miss
-            self.fail(repr(error))
+            self.fail(text_of(error))
             return
         self.told(transfers, result)
 
@@ -117,7 +118,7 @@ class Lookup:
                 return None
             self.keys.resolve(give_way)
         except Exception as error:  # noqa: BLE001 -- whatever a component raises is this rank's miss
-            self.fail(repr(error))
+            self.fail(text_of(error))
             return None
         return [attrs.evolve(one, held=self.held.get(one.name)) for one in transfers]
 
@@ -128,7 +129,8 @@ class Lookup:
             # Made anew, so that it is found here where some of it is no page bits.
             lengths = {PageBits(bits.mask, bits.count).count for bits in (answer, *found.values())}
         except Exception as error:  # noqa: BLE001 -- a backend that says anything else is a miss too
-            self.fail(f"expected a PoolTransferResult, got {result!r}: {error!r}")
+            got = f"{type(result).__name__}: {text_of(error)}"
+            self.fail(f"expected a PoolTransferResult, got a {got}")
             return
         if lengths != {self.num_pages}:
             self.fail(f"expected an answer for {self.num_pages} pages, got {sorted(lengths)}")

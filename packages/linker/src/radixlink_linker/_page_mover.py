@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Protocol
 
 import attrs
 
+from radixlink_contracts.texts import named
 from radixlink_linker._answers import answer_of
 from radixlink_linker._lent_pages import LentPages, max_lent
 from radixlink_linker._runtime import give_way
-from radixlink_linker._texts import named, text_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -247,7 +247,7 @@ class PageMover:
         try:
             lent.release()
         except BaseException as raised:  # noqa: BLE001 -- how the job ended is told elsewhere
-            self._tally.count_failure(f"give lent memory back: {text_of(raised, named)}")
+            self._tally.count_failure(f"give lent memory back: {named(raised)}")
 
     def _gathered(self, job: Job, pool: DevicePool, rows: torch.Tensor) -> list[memoryview]:
         """The bytes of some rows, range after range."""

@@ -12,6 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from radixlink_contracts import BatchingLinker
+from radixlink_contracts.texts import text_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -95,7 +96,7 @@ class Prober:
                 # No `Exception`: the executor's to deal with, but nobody is to wait for an answer.
                 for lookup in lookups:
                     if lookup.answer is None:
-                        lookup.fail(repr(error))
+                        lookup.fail(text_of(error))
                 raise
             finally:
                 breaker.end(number)
@@ -105,7 +106,12 @@ class Prober:
         except Exception as error:  # noqa: BLE001 -- an executor that refuses is this rank's miss
             breaker.end(number)
             for lookup in lookups:
-                lookup.fail(repr(error))
+                lookup.fail(text_of(error))
+        except BaseException:
+            # A signal's: whether it was taken is not known, and a call that never was would count
+            # as one that hangs.
+            breaker.end(number)
+            raise
 
 
 def _probe_together(
@@ -126,7 +132,7 @@ def _probe_together(
         pairs = list(zip(asked, results, strict=True))
     except Exception as error:  # noqa: BLE001 -- whatever a backend raises is this rank's miss
         for lookup, _ in asked:
-            lookup.fail(repr(error))
+            lookup.fail(text_of(error))
         return
     for (lookup, transfers), result in pairs:
         lookup.told(transfers, result)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from radixlink_contracts import OperationId
 from radixlink_contracts.errors import AgreementError
+from radixlink_contracts.texts import text_of
 from radixlink_linker._frame import (
     digests_agree,
     read_frame,
@@ -68,7 +69,7 @@ class FrameExchange:
             error: What left it: a signal's exception, or an engine's out of what it handed in.
         """
         if self._failure is None:
-            what = f"left {call} by {error!r}"
+            what = f"left {call} by {text_of(error)}"
             msg = f"{call}: expected to go through with what all ranks do, {what}, until all reset"
             self._failure = AgreementError(
                 msg, by_rank={self.group.rank: what}, rank=self.group.rank
@@ -108,7 +109,7 @@ class FrameExchange:
         if self.alone:
             return
         self._used = True
-        said = b"" if error is None else repr(error).encode()
+        said = b"" if error is None else text_of(error).encode()
         try:
             told = self.group.all_gather(said, self._settings.step_timeout_s)
         except AgreementError:

@@ -34,10 +34,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, assert_never
 
 from radixlink_contracts import Outcome
+from radixlink_contracts.texts import named
 from radixlink_linker._jobs import GivenUpError, Job, LayerWiseBatch, TouchBatch
 from radixlink_linker._page_mover import PageMover, writers_of
 from radixlink_linker._runtime import give_way
-from radixlink_linker._texts import named, text_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -242,7 +242,7 @@ class TransferThread:
 
     def _fail(self, job: Job, raised: BaseException) -> None:
         """A job did not come through, and touches its slots no more."""
-        why = text_of(raised, named)
+        why = named(raised)
         if not isinstance(raised, GivenUpError):
             # Of what was given up, the cause was told before, or is none of a transfer.
             self._tally.count_failure(f"operation {job.ticket.op}: {why}")
@@ -332,7 +332,7 @@ class TransferThread:
                 return None
         except BaseException as raised:  # noqa: BLE001 -- likewise
             time.sleep(_ASK_AGAIN_S)
-            return f"the end of a copy cannot be told: {text_of(raised, named)}"
+            return f"the end of a copy cannot be told: {named(raised)}"
         return f"a copy took longer than {self._copy_timeout_s} s"
 
 

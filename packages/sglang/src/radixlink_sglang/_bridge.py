@@ -30,6 +30,7 @@ from radixlink_contracts import (
     RequestId,
 )
 from radixlink_contracts.errors import ContractError, TransferTimeoutError
+from radixlink_contracts.texts import named
 from radixlink_sglang._known_pages import FailedPages, RestoredPages
 from radixlink_sglang._layer_gate import NO_BATCH, LayerGate
 from radixlink_sglang._lookups import LookupFailed, TimedLookups
@@ -156,7 +157,7 @@ class Bridge:
             batch = None
             for operation in operations:
                 self._linker.cancel_queued_load(operation.ticket.op)
-                operation.end(Outcome.FAILED, quiesced=True, why=f"{type(error).__name__}: {error}")
+                operation.end(Outcome.FAILED, quiesced=True, why=named(error))
         number = self._gate.open(batch)
         self._batches[number] = operations
         return number
@@ -288,7 +289,7 @@ class Bridge:
         try:
             accepted, why = accept(), "the linker is closed"
         except Exception as error:  # noqa: BLE001 -- a local failure is a verdict, never a branch
-            accepted, why = False, f"{type(error).__name__}: {error}"
+            accepted, why = False, named(error)
         if accepted:
             self._operations[operation.ticket.op] = operation
         else:

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Final
 
 import attrs
 
+from radixlink_contracts.texts import named
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -69,13 +71,18 @@ class TimedLookups:
             try:
                 answer.result = self._linker.lookup(request_id, transfers)
             except Exception as error:  # noqa: BLE001 -- whatever it is, it is a miss of this rank
-                answer.why = f"{type(error).__name__}: {error}"
-            answer.told.set()
+                answer.why = named(error)
+            except BaseException as error:
+                # The executor's to deal with, but nobody is to wait for an answer.
+                answer.why = named(error)
+                raise
+            finally:
+                answer.told.set()
 
         try:
             self._executor.submit(look_up)
         except Exception as error:  # noqa: BLE001 -- no thread can be had: likewise
-            return LookupFailed(f"{type(error).__name__}: {error}")
+            return LookupFailed(named(error))
         if not answer.told.wait(self._timeout_s):
             return LookupFailed(f"no answer within {self._timeout_s} s", late=True)
         return LookupFailed(answer.why) if answer.result is None else answer.result

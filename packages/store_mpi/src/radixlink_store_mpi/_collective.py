@@ -7,6 +7,7 @@ import time
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from radixlink_contracts.errors import BackendUnavailableError, LinkError
+from radixlink_contracts.texts import named
 from radixlink_store_mpi._mpi import MPI
 
 if TYPE_CHECKING:
@@ -96,7 +97,7 @@ def _attempt(step: Callable[[], _Result]) -> tuple[_Result | None, LinkError | N
         raise
     except Exception as error:  # noqa: BLE001 -- the others would wait for ever
         failure = BackendUnavailableError(
-            f"MPI store: expected every rank to do its part, got {type(error).__name__}: {error}"
+            f"MPI store: expected every rank to do its part, got {named(error)}"
         )
         failure.__cause__ = error
         return None, failure

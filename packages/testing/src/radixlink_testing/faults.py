@@ -10,7 +10,7 @@ import enum
 import itertools
 import threading
 from collections import Counter
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Final, Never, TypeVar
 
 import attrs
 from typing_extensions import override
@@ -26,6 +26,20 @@ if TYPE_CHECKING:
     from radixlink_contracts import PageHandles, PageKeys, PoolLayout
 
 _Answer = TypeVar("_Answer")
+
+
+class Nameless(Exception):  # noqa: N818 -- one that does not say what it is
+    """A backend's exception of which no text can be had."""
+
+    @override
+    def __str__(self) -> Never:
+        """Raise."""
+        raise ValueError("no text")
+
+    @override
+    def __repr__(self) -> Never:
+        """Raise."""
+        raise ValueError("no text")
 
 
 class StoreCall(enum.Enum):
