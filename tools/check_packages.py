@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 PROJECT = "radixlink"
 LINTERS = (".importlinter", ".importlinter-runtime")
 # What a test environment may install beside what its package declares.
-TEST_TOOLS = {"hypothesis", "pytest", "pytest-timeout"}
+TEST_TOOLS = {"hypothesis", "pytest", "pytest-timeout", "pytest-xdist"}
 
 
 @dataclasses.dataclass(frozen=True)
