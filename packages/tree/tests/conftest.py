@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 import attrs
 import pytest
 
-from radixlink_tree import EvictionPolicy, StateRules
+from radixlink_tree import EvictionPolicy, StateRules, _structure
 
 from .rig import Rig
 
@@ -54,6 +54,16 @@ class MakeRig(Protocol):
         window: int = 0,
         states: StateRules | None = None,
     ) -> Rig: ...
+
+
+@pytest.fixture(params=[False, True], ids=["", "in place"])
+def in_place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Keys are copied whole for a walk, as short ones are; or piece by piece and not where runs are long."""
+    in_place = bool(request.param)
+    if in_place:
+        monkeypatch.setattr(_structure, "_COPY_BYTES", 40)
+        monkeypatch.setattr(_structure, "_LONG_RUN_BYTES", 33)
+    return in_place
 
 
 @pytest.fixture

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from .conftest import MakeRig
     from .rig import Rig
 
+pytestmark = pytest.mark.usefixtures("in_place")
+
 # The last two tell apart a framing that only joins.
 NAMESPACES = [
     DEFAULT_NAMESPACE,

@@ -20,6 +20,7 @@ WINDOW_TOKENS = {1: 3, 4: 6, 16: 16, 64: 130}
 CHUNK_AND_CAP = {1: (2, None), 4: (6, 2), 16: (8, 1), 64: (1, None)}
 
 
+@pytest.mark.usefixtures("in_place")
 @pytest.mark.parametrize("page_size", [1, 4, 16, 64], ids=lambda page_size: f"page{page_size}")
 @pytest.mark.parametrize("states", [False, True], ids=["", "states"])
 @pytest.mark.parametrize("windows", [False, True], ids=["", "windows"])
@@ -44,7 +45,7 @@ def test_tree_does_what_a_dictionary_of_prefixes_does(
         {"make_rig": make_rig, "shape": rules, "window_tokens": window_tokens},
     )
     # A share of what the profile allows: an example is up to 40 calls.
-    examples = settings().max_examples // 8
+    examples = settings().max_examples // 16
     run_state_machine_as_test(
         machine, settings=settings(max_examples=examples, stateful_step_count=40)
     )

@@ -100,27 +100,23 @@ def check_auxiliary(
         raise ContractError(msg)
 
 
-def check_tokens(tokens: bytes, start: int, stop: int) -> None:
+def check_tokens(tokens: bytes, first: int) -> None:
     """Refuse tokens that cannot be hashed.
 
     A negative one is one whose highest byte is not ASCII: to look at every eighth byte is the
     fastest way there is, for 16 tokens by far.
 
     Args:
-        tokens: The whole sequence.
-        start: First byte to look at.
-        stop: Byte behind the last.
+        tokens: What is new of a sequence.
+        first: Where in the sequence that is, in tokens.
 
     Raises:
         ContractError: Names the first one.
 
     Cost: 0.1 us and 0.6 ns a token.
     """
-    if not tokens[start + _HIGHEST_BYTE : stop : TOKEN_BYTES].isascii():
-        run = array("q", tokens[start:stop])
+    if not tokens[_HIGHEST_BYTE::TOKEN_BYTES].isascii():
+        run = array("q", tokens)
         place = next(place for place, token in enumerate(run) if token < 0)
-        msg = (
-            f"insert: expected tokens of at least 0, got {run[place]} "
-            f"at {start // TOKEN_BYTES + place}"
-        )
+        msg = f"insert: expected tokens of at least 0, got {run[place]} at {first + place}"
         raise ContractError(msg)

@@ -124,7 +124,7 @@ class UnifiedTreeCore(RadixStructure):
     def match(self, params: MatchPrefixParams) -> MatchResult:
         """Find the longest prefix; see `TreeCore.match`."""
         self._tick += 1
-        node, end = self._walk(params.key, params.key.token_ids.tobytes())
+        node, end = self._walk(params.key)
         length = end // TOKEN_BYTES
         if self._hybrid:
             return self._match_end(node, length)
@@ -162,7 +162,7 @@ class UnifiedTreeCore(RadixStructure):
 
     def holdings(self, key: RadixKey) -> PrefixHoldings:
         """Say what of a sequence is held piece by piece; see `LinkedTreeCore.holdings`."""
-        end, end_byte = self._walk(key, key.token_ids.tobytes())
+        end, end_byte = self._walk(key)
         windows: list[tuple[int, int]] = []
         states: list[int] = []
         node, at = end, end_byte // TOKEN_BYTES
@@ -194,9 +194,8 @@ class UnifiedTreeCore(RadixStructure):
         ):
             check_auxiliary(params, total, self._page_size, self.components)
         prev_prefix_len = params.prev_prefix_len
-        tokens = key.token_ids.tobytes()
         self._tick += 1
-        node, end = self._walk(key, tokens)
+        node, end = self._walk(key)
         prefix_len = end // TOKEN_BYTES
         if prev_prefix_len > prefix_len:
             msg = (
@@ -204,8 +203,10 @@ class UnifiedTreeCore(RadixStructure):
                 f"tree, got {prefix_len}: the matched prefix was not locked"
             )
             raise ContractError(msg)
+        tokens = b""
         if prefix_len < total:
-            check_tokens(tokens, end, total * TOKEN_BYTES)
+            tokens = memoryview(key.token_ids)[prefix_len:total].tobytes()
+            check_tokens(tokens, prefix_len)
         late = late_stretches(node, prefix_len, params.late_windows)
         actions: list[CacheAction] = []
         adopted = AdoptedRanges() if params.track_adopted_ranges else None
@@ -219,7 +220,8 @@ class UnifiedTreeCore(RadixStructure):
                 self._overlap(node, prefix_len, params, floor, actions, adopted)
         if prefix_len < total:
             for start, stop in self._leaves(prefix_len, total, floor, params.prompt_len):
-                run = tokens[start * TOKEN_BYTES : stop * TOKEN_BYTES]
+                first = start - prefix_len
+                run = tokens[first * TOKEN_BYTES : (stop - prefix_len) * TOKEN_BYTES]
                 node = self._add_leaf(node, key, run, value[start:stop])
                 if self._keeps_standing:
                     # Those above the last are raised with the path, by `note_insert`.
