@@ -151,12 +151,17 @@ def test_a_program_that_is_not_there_is_a_launch_error(tmp_path: Path) -> None:
 
 def test_the_users_own_mpi_settings_win(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PRTE_MCA_rmaps_default_mapping_policy", "slot")
+    monkeypatch.delenv("OMPI_MCA_osc", raising=False)
     environment = mpi_environment(num_threads=1, backing=tmp_path)
     assert environment["PRTE_MCA_rmaps_default_mapping_policy"] == "slot"
     assert environment["OMPI_MCA_osc"] == "^ucx"
 
 
-def test_a_job_leaves_its_session_in_its_own_place(tmp_path: Path) -> None:
+def test_a_job_leaves_its_session_in_its_own_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Whoever runs this may have set one, which stays as it is.
+    monkeypatch.delenv("PRTE_MCA_prte_tmpdir_base", raising=False)
     environment = mpi_environment(num_threads=1, backing=tmp_path)
     assert environment["PRTE_MCA_prte_tmpdir_base"] == str(tmp_path)
 

@@ -20,11 +20,13 @@ from packages.sglang.tests.sglang_engine import (
 )
 from packages.sglang.tests.sglang_import import part
 
+from radixlink_contracts import OperationId
 from radixlink_contracts.errors import (
     InvalidTransitionError,
     StaleHandleError,
     TransferTimeoutError,
 )
+from radixlink_sglang._operations import Ticket
 from radixlink_testing.faults import Fault, FaultKind, StoreCall
 from radixlink_testing.pages import page_keys
 
@@ -323,5 +325,6 @@ def test_a_linker_whose_copy_does_not_end_releases_all_else(
             store.contains(page_keys([1]))
         with pytest.raises(InvalidTransitionError, match="got a task after close"):
             engine.linker._executor.submit(list)
+        assert not engine.linker._linker.offload(Ticket(OperationId(1)), ())
         # The copy has ended: it is closed like any other.
         engine.linker.close()

@@ -252,10 +252,9 @@ class Bridge:
         """`reset`, and end the linker. Idempotent.
 
         Raises:
-            TransferTimeoutError: A copy did not end.
+            TransferTimeoutError: A copy did not end; nothing is taken any more all the same.
         """
-        self.reset()
-        self._linker.close()
+        self._drop_everything(self._linker.close)
 
     def reset(self) -> None:
         """Drop everything; return when no copy runs. Idempotent.
@@ -263,9 +262,13 @@ class Bridge:
         Raises:
             TransferTimeoutError: A copy did not end.
         """
+        self._drop_everything(self._linker.reset)
+
+    def _drop_everything(self, end: Callable[[], None]) -> None:
+        """Give everything up, have our linker end it, and forget it."""
         for operation in self._operations.values():
             operation.ticket.give_up()
-        self._linker.reset()
+        end()
         self._gate.clear()
         self._operations.clear()
         self._queued.clear()
