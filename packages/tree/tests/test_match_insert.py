@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from array import array
 from typing import TYPE_CHECKING
 
@@ -312,3 +313,48 @@ def test_path_of_1200_nodes_needs_no_recursion(make_rig: MakeRig) -> None:
     assert len(rig.tree.node(end).page_keys.resolve()) == 1
     assert rig.evict(1200).num_tokens_evicted == 1200
     assert rig.sizes == (0, 0)
+
+
+def long_rig() -> tuple[UnifiedTreeCore, array[int]]:
+    """A tree with one long run behind a short one, and its key."""
+    tree = UnifiedTreeCore(page_size=16)
+    tokens = array("q", range(100_000))
+    for end in (160, len(tokens)):
+        key = RadixKey(tokens[:end])
+        tree.insert(InsertParams(key=key, value=torch.arange(end)))
+    return tree, tokens
+
+
+@pytest.mark.parametrize("differs_at", [None, 160, 50_000, 99_999])
+def test_long_key_is_not_copied_for_a_match(differs_at: int | None) -> None:
+    tree, tokens = long_rig()
+    if differs_at is not None:
+        tokens[differs_at] += 1
+    key = RadixKey(tokens)
+    # The first one splits the run in which it ends.
+    tree.match(MatchPrefixParams(key=key))
+    tracemalloc.start()
+    try:
+        found = tree.match(MatchPrefixParams(key=key))
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert found.device_prefix_len == (differs_at or len(tokens)) // 16 * 16
+    assert peak < len(tokens) * tokens.itemsize // 2
+
+
+def test_a_key_may_be_appended_to_behind_a_match_that_raised(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def no_memory(*_: object) -> None:
+        raise MemoryError
+
+    tree, tokens = long_rig()
+    tokens[50_000] += 1
+    with monkeypatch.context() as patched:
+        patched.setattr(tree, "_split", no_memory)
+        with pytest.raises(MemoryError) as kept:
+            tree.match(MatchPrefixParams(key=RadixKey(tokens)))
+    tokens.append(1)
+    assert kept.value.__traceback__ is not None
+    assert tree.match(MatchPrefixParams(key=RadixKey(tokens))).device_prefix_len == 50_000

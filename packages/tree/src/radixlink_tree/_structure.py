@@ -58,7 +58,7 @@ STATE_CAME: Final = -5
 #: A walk copies so many bytes of a key at a time: bytes are compared in half the time that a view of
 #: them takes, but a megabyte is new memory each time, and leaves nothing else in the caches.
 _COPY_BYTES: Final = 128 << 10
-#: Runs of at least so many bytes are not copied for, but compared where they are.
+#: Runs of at least so many bytes are not copied for, but compared where they are. At most a copy.
 _LONG_RUN_BYTES: Final = 16 << 10
 _NOTHING: Final = memoryview(b"")
 
@@ -223,38 +223,44 @@ class RadixStructure:
             copied = max(_COPY_BYTES, page_bytes)
             copy = view[:copied].tobytes()
         starts_with = copy.startswith
-        edge = copy[:page_bytes]
-        if key.namespace is not DEFAULT_NAMESPACE:
-            edge = framed_namespace(key.namespace) + edge
-        child = node.children.get(edge)
-        while child is not None:
-            run = child.tokens
-            end = at + len(run)
-            if not starts_with(run, at - base):
-                # It differs, or the copy does not reach so far.
-                beyond = copied < end <= limit
-                if beyond and len(run) < _LONG_RUN_BYTES:
-                    base, copied = at, min(at + max(_COPY_BYTES, page_bytes), limit)
-                    copy = view[base:copied].tobytes()
-                    starts_with = copy.startswith
-                    continue
-                if not beyond or not run.startswith(view[at:end]):
-                    stop = min(end, limit)
-                    if stop > copied:
-                        base, copy = at, view[at:stop].tobytes()
-                    shared = _shared_bytes(run, copy, at - base, stop - base, page_bytes)
-                    if shared:
-                        node, at = self._split(child, shared), at + shared
+        try:
+            edge = copy[:page_bytes]
+            if key.namespace is not DEFAULT_NAMESPACE:
+                edge = framed_namespace(key.namespace) + edge
+            child = node.children.get(edge)
+            while child is not None:
+                run = child.tokens
+                end = at + len(run)
+                if not starts_with(run, at - base):
+                    # It differs, or the copy does not reach so far.
+                    beyond = copied < end <= limit
+                    if beyond and len(run) < _LONG_RUN_BYTES:
+                        base, copied = at, min(at + _COPY_BYTES, limit)
+                        copy = view[base:copied].tobytes()
+                        starts_with = copy.startswith
+                        continue
+                    if not beyond or not run.startswith(view[at:end]):
+                        stop = min(end, limit)
+                        if stop <= copied:
+                            shared = _shared_bytes(run, copy, at - base, stop - base, page_bytes)
+                        else:
+                            shared = _shared_bytes(run, view, at, stop, page_bytes)
+                        if shared:
+                            node, at = self._split(child, shared), at + shared
+                        break
+                node, at = child, end
+                if at == limit:
                     break
-            node, at = child, end
-            if at == limit:
-                break
-            # An only child is compared at once: no page to copy and hash.
-            child = node.only_child
-            if child is None:
-                stop = at + page_bytes
-                page = copy[at - base : stop - base] if stop <= copied else bytes(view[at:stop])
-                child = node.children.get(page)
+                # An only child is compared at once: no page to copy and hash.
+                child = node.only_child
+                if child is None:
+                    stop = at + page_bytes
+                    page = copy[at - base : stop - base] if stop <= copied else bytes(view[at:stop])
+                    child = node.children.get(page)
+        finally:
+            # An exception that is kept would keep the caller from appending to its tokens.
+            if view is not _NOTHING:
+                view.release()
         # Those above are used too, but whoever asks when looks at leaves: `_give_up` hands it on.
         node.last_access = self._tick
         if self._values_fall:
@@ -382,17 +388,21 @@ def no_indices() -> torch.Tensor:
     return torch.empty(0, dtype=torch.int64)
 
 
-def _shared_bytes(run: bytes, tokens: bytes, at: int, limit: int, page_bytes: int) -> int:
+def _shared_bytes(
+    run: bytes, tokens: bytes | memoryview, at: int, limit: int, page_bytes: int
+) -> int:
     """How many bytes of `run` in whole pages equal `tokens[at:]`.
 
-    Cost: one comparison and one copy of the shared part.
+    Cost: one comparison of the shared part, and one copy where `tokens` are bytes.
     """
-    if not tokens.startswith(run[:page_bytes], at):
+    if not run.startswith(tokens[at : at + page_bytes]):
         return 0
     low, high = 1, min(len(run), limit - at) // page_bytes
     while low < high:
         middle = (low + high + 1) // 2
-        if tokens.startswith(run[low * page_bytes : middle * page_bytes], at + low * page_bytes):
+        if run.startswith(
+            tokens[at + low * page_bytes : at + middle * page_bytes], low * page_bytes
+        ):
             low = middle
         else:
             high = middle - 1
