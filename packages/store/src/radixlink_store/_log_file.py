@@ -31,6 +31,7 @@ power the checksums tell.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import re
@@ -42,6 +43,7 @@ import attrs
 from xxhash import xxh3_64_intdigest
 
 from radixlink_contracts import PAGE_KEY_BYTES
+from radixlink_contracts.errors import StorageError
 from radixlink_store._directory import MODE, SAFELY, let_go, open_file
 from radixlink_store._log_head import MAX_HEAD_BYTES, LogHead
 from radixlink_store._record import RecordFormat
@@ -154,7 +156,8 @@ class LogFile:
             IdentityError: It is no file of a log that this version can read.
             IntegrityError: Its head is damaged or not finished.
             BackendUnavailableError: It is no plain file of ours.
-            OSError: It cannot be opened or read.
+            OSError: It cannot be opened or read; `FileNotFoundError` also where it was evicted as
+                its head was read.
 
         Owns: the caller closes it.
         """
@@ -162,8 +165,12 @@ class LogFile:
         try:
             head = LogHead.read(os.pread(descriptor, MAX_HEAD_BYTES, 0), str(path))
             return cls(descriptor, head.file_id, LogFormat(head.layout))
-        except BaseException:
+        except BaseException as error:
+            # Who evicts a file that somebody writes cuts it off.
+            is_gone = isinstance(error, StorageError) and not _is_linked(descriptor)
             let_go(descriptor)
+            if is_gone:
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path) from error
             raise
 
     @classmethod

@@ -336,9 +336,11 @@ class PageLog:
         else:
             scan = opened.scan(known)
             self._index.extend(file, scan.keys)
-            # The rest of a file that somebody writes is looked at again; it counts once.
-            rest = scan.rest if sealed or not known else 0
-            self._tally.add(torn=rest + scan.keys.count(None))
+            # Of one that was evicted meanwhile, what is cut off is not torn.
+            if opened.is_linked:
+                # The rest of a file that somebody writes is looked at again; it counts once.
+                rest = scan.rest if sealed or not known else 0
+                self._tally.add(torn=rest + scan.keys.count(None))
         file.sealed = sealed
 
     def _refuse(self, name: str, look: Look) -> None:
