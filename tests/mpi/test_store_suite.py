@@ -1,4 +1,4 @@
-"""The store suites over 2 and 4 ranks, and over 2 and 4 nodes. Its own environment of tox runs it: `conformance`."""
+"""The store suites over 2 and 4 ranks, and over 2 and 4 nodes; `tox -e conformance` runs them beside all others."""
 
 from __future__ import annotations
 

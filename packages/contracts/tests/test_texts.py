@@ -27,11 +27,13 @@ class Nameless(BaseException):
         (StorageError("full"), "StorageError('full')", "StorageError: full"),
         (KeyboardInterrupt(), "KeyboardInterrupt()", "KeyboardInterrupt: "),
         (Nameless(), "Nameless", "Nameless"),
+        (OSError("\udcff"), "OSError('\\udcff')", "OSError: \\udcff"),
     ],
-    ids=["one of ours", "a signal's", "without a text"],
+    ids=["one of ours", "a signal's", "without a text", "of no UTF-8"],
 )
 def test_what_was_raised_is_told_whatever_it_is(
     raised: BaseException, text: str, name: str
 ) -> None:
     assert text_of(raised) == text
     assert named(raised) == name
+    assert (text + name).encode()

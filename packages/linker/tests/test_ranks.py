@@ -103,10 +103,17 @@ def test_a_call_that_was_left_by_what_has_no_text_is_left_all_the_same() -> None
         frames.check()
 
 
-def test_a_rank_that_cannot_attach_for_what_has_no_text_tells_the_others() -> None:
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [(Nameless(), b"Nameless"), (OSError("\udcff"), b"OSError('\\udcff')")],
+    ids=["no text", "no UTF-8"],
+)
+def test_a_rank_that_cannot_attach_tells_the_others_whatever_it_is(
+    error: Exception, said: bytes
+) -> None:
     group = OtherRank()
-    FrameExchange(group, SETTINGS).agree_on_attach(Nameless())
-    assert group.said == [b"Nameless"]
+    FrameExchange(group, SETTINGS).agree_on_attach(error)
+    assert group.said == [said]
 
 
 def test_a_group_of_one_is_left_alone() -> None:

@@ -1,7 +1,7 @@
 """What was raised, for people, whatever it was: an exception of others may have no text that can be had.
 
-Who tells of one goes by these, so that telling never raises in place of what is to be told: a verdict
-that is noted, a thread that goes on, a group that is marked.
+Who tells of one goes by these, so that no exception of its text's takes the place of what is to be
+done: a verdict is noted, a thread goes on, a group is marked. What they return can be encoded.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ def _name_and_message(raised: BaseException) -> str:
 
 def _told(raised: BaseException, form: Callable[[BaseException], str]) -> str:
     try:
-        return form(raised)
+        # A path that is no UTF-8 has surrogates in it.
+        return form(raised).encode(errors="backslashreplace").decode()
     except Exception:  # noqa: BLE001 -- what others raise, told without its own text
         return type(raised).__name__
