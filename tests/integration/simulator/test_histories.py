@@ -99,10 +99,16 @@ def test_nothing_is_written_off_where_nothing_goes_wrong() -> None:
         assert (result.broken, result.tally.slots_written_off) == (None, 0)
 
 
-def test_a_backend_that_is_only_behind_may_be_written_off_by_the_hasty() -> None:
-    # Of 100,000 the one in which nine offloads were queued before a load that another rank refused.
-    plan = plan_of(68931)
+# Of 100,000 the one in which nine offloads were queued before a load that another rank refused; and of
+# as many the one in which a prompt backend ended no copy for ten steps, which another rank had failed.
+@pytest.mark.parametrize(("seed", "prompt"), [(68931, False), (253059, True)])
+def test_a_backend_that_is_only_behind_may_be_written_off_by_the_hasty(
+    seed: int,
+    prompt: bool,  # noqa: FBT001 -- a parameter
+) -> None:
+    plan = plan_of(seed)
     assert plan.shape.hasty
+    assert plan.shape.prompt == prompt
     result = run(plan)
     assert result.broken is None
     assert result.tally.slots_written_off > 0

@@ -82,10 +82,11 @@ class Shape:
     def hasty(self) -> bool:
         """Slots may be written off of a backend that is not stuck, but only behind.
 
-        A verdict may come from one rank alone, at once, and a backend that is not prompt lets go no
-        sooner than its thread gets to the operation, behind all that was queued before.
+        A verdict may come from one rank alone, at once, and a backend lets go no sooner than its
+        thread gets to the operation: where it is not prompt, behind all that was queued before; where
+        it is, to the end of a copy that runs.
         """
-        return not self.prompt and self.settings.write_off_steps < _PATIENT_STEPS
+        return self.settings.write_off_steps < _PATIENT_STEPS
 
     @property
     def window_pages(self) -> int:
