@@ -62,6 +62,14 @@ def put_all(log: NumberedLog, pages: range) -> None:
         assert log.put(page)
 
 
+def idle_and_other(make_log: MakeLog, layout: PoolLayout) -> tuple[NumberedLog, NumberedLog]:
+    """Two logs with room for two files: one that has begun a file, with two pages, and one that may evict it."""
+    one = room_for(layout, 4)
+    idle, other = (make_log(capacity_bytes=2 * one, file_bytes=one) for _ in range(2))
+    put_all(idle, range(2))
+    return idle, other
+
+
 # --- who finds what -------------------------------------------------------------------------------
 
 
@@ -360,9 +368,7 @@ def test_writer_gives_way_to_files_made_after_its_own(
 def test_file_that_is_evicted_while_it_is_written_takes_no_room_any_more(
     make_log: MakeLog, layout: PoolLayout, files: Path
 ) -> None:
-    one = room_for(layout, 4)
-    idle, other = (make_log(capacity_bytes=2 * one, file_bytes=one) for _ in range(2))
-    put_all(idle, range(2))
+    idle, other = idle_and_other(make_log, layout)
     reader = make_log(rescan_s=1000.0)
     opened = LogFile.open(other.log._directory.descriptor, paths(files)[0])
     with contextlib.closing(opened):
@@ -382,9 +388,7 @@ def test_file_that_is_cut_off_while_it_is_read_is_a_miss_and_no_damage(
     files: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    one = room_for(layout, 4)
-    idle, other = (make_log(capacity_bytes=2 * one, file_bytes=one) for _ in range(2))
-    put_all(idle, range(2))
+    _, other = idle_and_other(make_log, layout)
     reader = make_log()
     reopen = LogFile.reopen
 
@@ -441,9 +445,7 @@ def evicted_at_a_look(
     monkeypatch: pytest.MonkeyPatch,
 ) -> Path:
     """A file of two pages, not sealed, that goes as somebody is about to read something of it."""
-    one = room_for(layout, 4)
-    idle, other = (make_log(capacity_bytes=2 * one, file_bytes=one) for _ in range(2))
-    put_all(idle, range(2))
+    _, other = idle_and_other(make_log, layout)
     (path,) = paths(files)
     number, pread, looks = path.stat().st_ino, os.pread, itertools.count()
 
