@@ -36,4 +36,5 @@ def test_what_was_raised_is_told_whatever_it_is(
 ) -> None:
     assert text_of(raised) == text
     assert named(raised) == name
-    assert (text + name).encode()
+    assert text_of(raised).encode()
+    assert named(raised).encode()
